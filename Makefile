@@ -1,0 +1,29 @@
+# `make demo` and `make test` do all set-up by themselves, in .venv; a second call goes straight to work.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test check bench docs clean
+
+demo: $(STAMP)
+	$(BIN)/apfl run --out runs/demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n auto -m "not slow and not gpu and not browser and not deployment" $(TESTS)
+
+check: $(STAMP)
+	scripts/check
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/foundation.py
+
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -W -q docs docs/_build
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs]"
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv runs docs/_build

@@ -1,0 +1,46 @@
+"""Analytic personalised federated learning: one good model for each site, in one round, without gradients.
+
+>>> import apfl
+>>> stats = apfl.statistics(torch.eye(2), torch.eye(2))
+>>> apfl.solve(stats + stats, ridge=0.0).diagonal().tolist()
+[1.0, 1.0]
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from apfl.errors import InputError
+from apfl.estimator import APFLClassifier
+from apfl.federation import Dataset, Federation, Method, Model, Round, Shard, load_model
+from apfl.maps import FeatureMap, random_map
+from apfl.measure import Record, client_accuracies, metrics
+from apfl.methods import load_method, method_names
+from apfl.ridge import Statistics, solve, statistics
+from apfl.streams import DualStream, fit_refinement
+
+__version__ = version("apfl")
+
+__all__ = [
+    "APFLClassifier",
+    "Dataset",
+    "DualStream",
+    "FeatureMap",
+    "Federation",
+    "InputError",
+    "Method",
+    "Model",
+    "Record",
+    "Round",
+    "Shard",
+    "Statistics",
+    "client_accuracies",
+    "fit_refinement",
+    "load_method",
+    "load_model",
+    "method_names",
+    "metrics",
+    "random_map",
+    "solve",
+    "statistics",
+]

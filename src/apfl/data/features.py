@@ -1,0 +1,101 @@
+"""A ``.npz`` file of features.
+
+``features`` (n, l), any number type; ``labels`` (n,), numbers or strings; optional ``scale`` (l,), by which stored
+features are multiplied; optional ``class_names``; any other array of n entries is a column that options can name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from apfl.errors import InputError
+from apfl.federation import Dataset
+
+
+def load(path: str | Path) -> Dataset:
+    """Read and check the file."""
+    path = Path(path)
+    arrays = _read(path)
+    missing = [name for name in ("features", "labels") if name not in arrays]
+    if missing:
+        raise InputError(f"{path} has no array '{missing[0]}' (it has: {', '.join(sorted(arrays))})")
+    features = _features(path, arrays.pop("features"), arrays.pop("scale", None))
+    labels, names = _labels(path, arrays.pop("labels"), arrays.pop("class_names", None))
+    if len(labels) != len(features):
+        raise InputError(f"{path} has {len(features)} features but {len(labels)} labels; there must be one for each")
+    columns = {name: column for name, column in arrays.items() if column.shape == labels.shape}
+    return Dataset(path.name, features, torch.from_numpy(labels), names, columns, _sha256(path))
+
+
+def load_unlabelled(path: str | Path) -> torch.Tensor:
+    """The features alone, of a file that may have no labels."""
+    path = Path(path)
+    arrays = _read(path)
+    if "features" not in arrays:
+        raise InputError(f"{path} has no array 'features' (it has: {', '.join(sorted(arrays))})")
+    return _features(path, arrays["features"], arrays.get("scale"))
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, EOFError) as error:
+        raise InputError(
+            f"{path} cannot be read as .npz ({error}): truncated, not from numpy.savez, or with Python objects"
+        ) from error
+
+
+def _features(path: Path, features: np.ndarray, scale: np.ndarray | None) -> torch.Tensor:
+    if features.ndim != 2 or features.dtype.kind not in "fiub" or 0 in features.shape:
+        raise InputError(
+            f"{path}: 'features' is {features.dtype} of shape {features.shape}; expected numbers of shape (n, l)"
+        )
+    if scale is not None and (scale.shape not in ((features.shape[1],), ()) or scale.dtype.kind not in "fiu"):
+        raise InputError(
+            f"{path}: 'scale' has shape {scale.shape}; expected ({features.shape[1]},), one for each column"
+        )
+    scaled = features.astype(np.float32)
+    if scale is not None:
+        scaled *= scale.astype(np.float32)
+    finite = np.isfinite(scaled).all(1)
+    if not finite.all():
+        raise InputError(
+            f"{path}: {int((~finite).sum())} rows of 'features' contain NaN or infinity, "
+            f"the first is row {int(np.argmin(finite))}; remove or repair them"
+        )
+    return torch.from_numpy(scaled)
+
+
+def _labels(path: Path, labels: np.ndarray, class_names: np.ndarray | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    if labels.ndim != 1 or labels.dtype.kind not in "iubUS":
+        raise InputError(
+            f"{path}: 'labels' is {labels.dtype} of shape {labels.shape}; expected integers or strings of shape (n,)"
+        )
+    if class_names is None:
+        found, index = np.unique(labels, return_inverse=True)
+        return index.astype(np.int64), tuple(str(name) for name in found)
+    names = tuple(str(name) for name in np.atleast_1d(class_names))
+    if labels.dtype.kind in "US":
+        unknown = sorted(set(labels.tolist()) - set(names))
+        if unknown:
+            raise InputError(f"{path}: label '{unknown[0]}' is not among the {len(names)} class names")
+        return np.array([names.index(str(label)) for label in labels], dtype=np.int64), names
+    if labels.min() < 0 or labels.max() >= len(names):
+        raise InputError(
+            f"{path}: labels from {labels.min()} to {labels.max()}, but {len(names)} class names: "
+            f"allowed are 0 to {len(names) - 1}"
+        )
+    return labels.astype(np.int64), names
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,376 @@
+"""The scikit-learn face of the method."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp, softmax
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from apfl.errors import InputError
+from apfl.leaveout import hat_basis, left_out, whiten
+from apfl.maps import random_map
+from apfl.methods.apfl import APFL
+from apfl.normalise import moments, normaliser
+from apfl.ridge import Statistics, factorise, one_hot, statistics, total
+from apfl.streams import DualStream, fit_refinement
+
+__all__ = ["APFLClassifier"]
+
+ALONE = "alone"  # the name of the one client there is when none are named
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    features: Tensor  # (n, l), float64, as given
+    labels: Tensor  # (n,), indices into classes_
+    groups: Tensor | None  # (n,)
+
+    def __add__(self, other: _Rows) -> _Rows:
+        if (self.groups is None) != (other.groups is None):
+            raise InputError("groups given for some rows of a client and not for others; give them for all or none")
+        groups = None
+        if self.groups is not None and other.groups is not None:
+            groups = torch.cat([self.groups, other.groups])
+        return _Rows(torch.cat([self.features, other.features]), torch.cat([self.labels, other.labels]), groups)
+
+    def digest(self) -> str:
+        """The same for the same rows in any order."""
+        rows = torch.cat([self.features, self.labels[:, None].to(torch.float64)], 1).numpy()
+        return hashlib.sha256(b"".join(sorted(row.tobytes() for row in rows))).hexdigest()
+
+
+class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """One classifier for each client: a ridge shared by all, plus a private ridge on what it gets wrong locally.
+
+    Minimises, over the shared primary stream G and each client's refinement stream P_k,
+
+        |Y - Phi G|^2 + gamma |G|^2          over the rows of all clients, then
+        |(Y_k - Phi_k G) - Psi_k P_k|^2 + beta |P_k|^2    over the client's own,
+
+    and scores a row of client k by Phi G + balance * Psi P_k.
+
+    Parameters
+    ----------
+    d_primary, d_refinement : int
+        Widths of the two random feature maps.
+    gamma, beta : float
+        Ridges of the primary and of the refinement stream.
+    balance : float
+        Weight of the refinement stream (the paper's lambda); 0 leaves the primary alone.
+    activations : str or pair of str
+        Activation of both maps, or of the primary and of the refinement map.
+    normalise : {"row", "standardise", "none"}
+        How features are scaled first. The moments of ``standardise`` are those of the first fit and stay fixed.
+    intercept : bool
+        Append a column of ones to both maps.
+    keep_rows : bool
+        Keep every client's rows, so that clients can be added, extended and removed and all others refitted. Without
+        them a client that is removed must bring its rows, and the others keep their model until they `refit`.
+    random_state : int, RandomState or None
+        Seed of the random maps.
+
+    Attributes
+    ----------
+    classes_ : ndarray
+    clients_ : list of the clients that have a model
+    statistics_ : Statistics of the primary stream over all clients
+    primary_ : ndarray (d_primary, c)
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> site = np.where(np.random.default_rng(0).random(len(y)) < 0.8, y % 2, 1 - y % 2)  # odd and even, mostly
+    >>> clf = APFLClassifier(d_primary=256, d_refinement=256).fit(X[:1200], y[:1200], clients=site[:1200])
+    >>> clf.score(X[1200:], y[1200:], clients=site[1200:]) > 0.9
+    True
+    >>> clf.remove_client(1).clients_  # exactly as if it had never been there
+    [0]
+    """
+
+    classes_: np.ndarray
+    statistics_: Statistics
+    _primary_alone: DualStream
+
+    def __init__(
+        self,
+        d_primary: int = APFL.d_primary,
+        d_refinement: int = APFL.d_refinement,
+        gamma: float = APFL.gamma,
+        beta: float = APFL.beta,
+        balance: float = APFL.balance,
+        activations: str | tuple[str, str] = APFL.activation_primary,
+        normalise: str = APFL.normalise,
+        intercept: bool = APFL.intercept,
+        keep_rows: bool = True,
+        random_state: Any = 0,
+    ) -> None:
+        self.d_primary = d_primary
+        self.d_refinement = d_refinement
+        self.gamma = gamma
+        self.beta = beta
+        self.balance = balance
+        self.activations = activations
+        self.normalise = normalise
+        self.intercept = intercept
+        self.keep_rows = keep_rows
+        self.random_state = random_state
+
+    # ------------------------------------------------------------------------------------------------ fitting
+
+    def fit(self, X: Any, y: Any, clients: Any = None, groups: Any = None) -> Self:
+        """Fit from scratch.
+
+        ``clients`` names the client of each row; without it there is one. Rows with the same entry in ``groups`` (a
+        patient, say) are left out together where left-out scores are used.
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        return self._begin(X, np.unique(y))._join(X, y, clients, groups)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, clients: Any = None, groups: Any = None) -> Self:
+        """Add rows, of clients already there or of new ones; the result equals fitting all rows at once.
+
+        The first call fixes the classes (``classes``, or those of ``y``), the maps and the normalisation.
+        """
+        first = not hasattr(self, "statistics_")
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
+        check_classification_targets(y)
+        if first:
+            self._begin(X, np.unique(y) if classes is None else np.unique(classes))
+        return self._join(X, y, clients, groups)
+
+    def add_client(self, client: Hashable, X: Any, y: Any, groups: Any = None) -> Self:
+        """Add a client with its rows: exactly as if it had been there from the start."""
+        check_is_fitted(self)
+        if client in self._models:
+            raise InputError(f"client {client!r} is already there; use partial_fit to add rows, or remove it first")
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=False)
+        return self._join(X, y, [client] * len(y), groups)
+
+    def remove_client(self, client: Hashable, X: Any = None, y: Any = None) -> Self:
+        """Take a client away: exactly as if it had never been there. Its rows must be given if they were not kept."""
+        check_is_fitted(self)
+        if client not in self._models:
+            raise InputError(f"no client {client!r} (have: {', '.join(map(repr, self.clients_))})")
+        if len(self._models) == 1:
+            raise InputError(f"client {client!r} is the only one; without it there is no model")
+        rows = self._rows.get(client)
+        if rows is None:
+            if X is None or y is None:
+                raise InputError(f"the rows of client {client!r} were not kept (keep_rows=False): give its X and y")
+            X, y = validate_data(self, X, y, dtype=np.float64, reset=False)
+            rows = _Rows(torch.from_numpy(X), self._encode(y), None)
+            if rows.digest() != self._digests[client]:
+                raise InputError(
+                    f"the rows given for client {client!r} are not those it joined with; give exactly those"
+                )
+        self.statistics_ = self.statistics_ - self._statistics(rows)
+        for kept in (self._models, self._rows, self._digests):
+            kept.pop(client, None)
+        return self._publish()
+
+    def refit(self, X: Any, y: Any, clients: Any = None, groups: Any = None) -> Self:
+        """Fit clients' refinements again, to the present primary, from rows that were not kept (all of them)."""
+        check_is_fitted(self)
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=False)
+        given = dict(self._by_client(X, y, clients, groups))
+        for client, rows in given.items():
+            if client not in self._models:
+                raise InputError(f"no client {client!r} to refit; use add_client")
+            if client in self._digests and rows.digest() != self._digests[client]:
+                raise InputError(
+                    f"the rows given for client {client!r} are not those it joined with; give exactly those"
+                )
+        return self._publish(given)
+
+    # --------------------------------------------------------------------------------------------- predicting
+
+    def decision_function(self, X: Any, clients: Any = None) -> np.ndarray:
+        """Scores (n, c), or for two classes the difference (n,). An unknown client gets the primary stream alone."""
+        scores = self._scores(X, clients)[0]
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def predict(self, X: Any, clients: Any = None) -> np.ndarray:
+        """The class of the highest score."""
+        scores, _ = self._scores(X, clients)
+        return np.asarray(self.classes_[scores.argmax(1)])
+
+    def predict_proba(self, X: Any, clients: Any = None) -> np.ndarray:
+        """softmax(scores / T), with T chosen by the log-loss of left-out scores when the model was fitted."""
+        scores, temperatures = self._scores(X, clients)
+        return np.asarray(softmax(scores / temperatures[:, None], axis=1))
+
+    def score(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> float:
+        """Accuracy over the given rows."""
+        return float(accuracy_score(y, self.predict(X, clients), sample_weight=sample_weight))
+
+    def model(self, client: Hashable = ALONE) -> DualStream:
+        """The model of one client, to save or deploy; of an unknown one, the primary stream alone."""
+        check_is_fitted(self)
+        found: DualStream = self._models.get(client, self._primary_alone)
+        return replace(found, class_names=[str(name) for name in self.classes_])
+
+    @property
+    def clients_(self) -> list[Any]:
+        return list(self._models)
+
+    @property
+    def primary_(self) -> np.ndarray:
+        return self._primary_alone.primary.numpy()
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_primary_alone")
+
+    # ------------------------------------------------------------------------------------------------- within
+
+    def _begin(self, X: np.ndarray, classes: np.ndarray) -> Self:
+        """Fix classes, maps and normalisation; forget all clients."""
+        self.classes_ = classes
+        activations = (self.activations,) * 2 if isinstance(self.activations, str) else self.activations
+        if isinstance(self.random_state, (int, np.integer)):
+            seed = int(self.random_state)
+        else:
+            seed = int(check_random_state(self.random_state).randint(2**31))
+        self._maps = tuple(
+            random_map(X.shape[1], d, activation, 2 * seed + stream, intercept=self.intercept).like(torch.from_numpy(X))
+            for stream, d, activation in zip((0, 1), (self.d_primary, self.d_refinement), activations, strict=True)
+        )
+        self._normaliser = normaliser(self.normalise, moments(torch.from_numpy(X)))
+        self._models: dict[Hashable, DualStream] = {}
+        self._rows: dict[Hashable, _Rows] = {}
+        self._digests: dict[Hashable, str] = {}
+        if hasattr(self, "statistics_"):
+            del self.statistics_
+        return self
+
+    def _join(self, X: np.ndarray, y: np.ndarray, clients: Any, groups: Any) -> Self:
+        """Add rows to the statistics and to their clients, then publish."""
+        new = dict(self._by_client(X, y, clients, groups))
+        for client in new:
+            if client in self._models and client not in self._rows:
+                raise InputError(
+                    f"client {client!r} is there already and its rows were not kept (keep_rows=False): "
+                    "remove it and add it again with all its rows"
+                )
+        added = total(self._statistics(rows) for rows in new.values())
+        self.statistics_ = self.statistics_ + added if hasattr(self, "statistics_") else added
+        merged = {client: self._rows[client] + rows if client in self._rows else rows for client, rows in new.items()}
+        if self.keep_rows:
+            self._rows |= merged
+        else:
+            self._digests |= {client: rows.digest() for client, rows in merged.items()}
+        return self._publish(merged)
+
+    def _by_client(self, X: np.ndarray, y: np.ndarray, clients: Any, groups: Any) -> Iterator[tuple[Hashable, _Rows]]:
+        labels, names = self._encode(y), self._names(clients, len(y))
+        group_codes = None
+        if groups is not None:
+            if len(groups) != len(y):
+                raise InputError(f"{len(groups)} groups for {len(y)} rows; there must be one for each")
+            # A group is known by its name, so that rows added later join it.
+            group_codes = torch.tensor([_code(group) for group in np.asarray(groups).tolist()])
+        order: dict[Hashable, list[int]] = {}
+        for row, name in enumerate(names):
+            order.setdefault(name, []).append(row)
+        for name, rows in order.items():
+            yield (
+                name,
+                _Rows(torch.from_numpy(X[rows]), labels[rows], None if group_codes is None else group_codes[rows]),
+            )
+
+    def _encode(self, y: np.ndarray) -> Tensor:
+        index = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
+        if not np.array_equal(self.classes_[index], y):
+            strange = y[self.classes_[index] != y][0]
+            raise InputError(
+                f"label {strange!r} is not among the classes {list(self.classes_)}; all must be known at the start"
+            )
+        return torch.from_numpy(index)
+
+    @staticmethod
+    def _names(clients: Any, n: int) -> list[Hashable]:
+        if clients is None:
+            return [ALONE] * n
+        names = clients if isinstance(clients, list) else np.asarray(clients).tolist()
+        if len(names) != n:
+            raise InputError(f"{len(names)} clients for {n} rows; there must be one for each")
+        return list(names)
+
+    def _statistics(self, rows: _Rows) -> Statistics:
+        phi = self._maps[0](self._normaliser(rows.features))
+        return statistics(phi, one_hot(rows.labels, len(self.classes_)))
+
+    def _publish(self, given: dict[Hashable, _Rows] | None = None) -> Self:
+        """Solve the primary; refit every client whose rows are at hand; choose the temperatures."""
+        if not self.gamma > 0:
+            raise InputError(f"gamma {self.gamma} given; it must be greater than 0")
+        factor = factorise(self.statistics_, self.gamma)
+        primary = torch.cholesky_solve(self.statistics_.crosscorrelation, factor)
+        at_hand = self._rows | (given or {})
+        alone, dual, labels = [], [], []
+        for client, rows in at_hand.items():
+            z = self._normaliser(rows.features)
+            phi, psi = self._maps[0](z), self._maps[1](z)
+            targets = one_hot(rows.labels, len(self.classes_))
+            residual = targets - phi @ primary
+            refinement = fit_refinement(psi, residual, self.beta)
+            self._models[client] = DualStream(
+                self._maps[0], primary, self._maps[1], refinement, self.balance, self._normaliser
+            )
+            without, refined = left_out(hat_basis(psi), self.beta, whiten(phi, factor), residual, rows.groups)
+            alone.append((targets - without).numpy())
+            dual.append(alone[-1] + self.balance * refined.numpy())
+            labels.append(rows.labels.numpy())
+        temperature: tuple[float | None, float | None] = (None, None)
+        if at_hand:
+            true = np.concatenate(labels)
+            temperature = _temperature(np.concatenate(alone), true), _temperature(np.concatenate(dual), true)
+        elif hasattr(self, "_primary_alone"):
+            temperature = self._primary_alone.temperature, None
+        self._primary_alone = DualStream(
+            self._maps[0], primary, normaliser=self._normaliser, temperature=temperature[0]
+        )
+        for client in at_hand:
+            self._models[client] = replace(self._models[client], temperature=temperature[1])
+        return self
+
+    def _scores(self, X: Any, clients: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Scores (n, c) and the temperature for each row (n,)."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        names = self._names(clients, len(X))
+        scores, temperatures = np.empty((len(X), len(self.classes_))), np.ones(len(X))
+        for name in dict.fromkeys(names):
+            rows = np.array([row for row, other in enumerate(names) if other == name])
+            model = self._models.get(name, self._primary_alone)
+            scores[rows] = model.scores(torch.from_numpy(X[rows])).numpy()
+            temperatures[rows] = model.temperature or 1.0
+        return scores, temperatures
+
+
+def _temperature(scores: np.ndarray, labels: np.ndarray) -> float:
+    """argmin over T of the log-loss of softmax(scores / T)."""
+
+    def loss(log_t: float) -> float:
+        scaled = scores / np.exp(log_t)
+        return float((logsumexp(scaled, axis=1) - scaled[np.arange(len(labels)), labels]).mean())
+
+    return float(np.exp(minimize_scalar(loss, bounds=(-7.0, 3.0), method="bounded").x))
+
+
+def _code(group: Hashable) -> int:
+    """A number for a group's name, the same in every call."""
+    return int.from_bytes(hashlib.sha256(repr(group).encode()).digest()[:7])

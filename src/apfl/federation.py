@@ -1,0 +1,143 @@
+"""The nouns: who holds which rows, what a method yields, what a trained model can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from apfl.container import Container, read
+from apfl.errors import InputError, unknown
+from apfl.streams import DualStream
+
+__all__ = ["Dataset", "Federation", "Method", "Model", "Round", "Shard", "load_model"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Features and labels in one place, before they are spread over clients."""
+
+    name: str
+    features: Tensor  # (n, l), float32
+    labels: Tensor  # (n,), int64, 0 to c - 1
+    class_names: tuple[str, ...]
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # other columns of n entries: client, test, ...
+    sha256: str | None = None
+
+    def column(self, name: str) -> np.ndarray:
+        """A column by name; an unknown one is an error that lists those there are."""
+        if name not in self.columns:
+            raise unknown(f"column in {self.name}", name, self.columns)
+        return self.columns[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The rows of one client."""
+
+    features: Tensor  # (n, l)
+    labels: Tensor  # (n,)
+    groups: Tensor | None = None  # (n,): rows of one group (a patient, say) stay together
+
+    def __post_init__(self) -> None:
+        if self.features.ndim != 2 or self.labels.shape != self.features.shape[:1]:
+            raise InputError(
+                f"features {tuple(self.features.shape)} and labels {tuple(self.labels.shape)} given; "
+                "expected (n, l) and (n,)"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str) -> Shard:
+        """The shard on another device."""
+        return Shard(self.features.to(device), self.labels.to(device), self.groups)
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Clients with their training and test rows. A method is given ``train`` alone, so test rows cannot leak."""
+
+    train: Sequence[Shard]
+    test: Sequence[Shard]
+    class_names: tuple[str, ...]
+    names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            object.__setattr__(self, "names", [str(k) for k in range(len(self.train))])
+        if not len(self.train) == len(self.test) == len(self.names) > 0:
+            raise InputError(
+                f"{len(self.train)} training shards, {len(self.test)} test shards and {len(self.names)} names "
+                "given; a federation needs the same number of each, at least one"
+            )
+        if len(set(self.names)) < len(self.names):
+            twice = sorted({name for name in self.names if list(self.names).count(name) > 1})
+            raise InputError(f"client names must differ; given more than once: {', '.join(twice)}")
+        for name, shard in zip(self.names, self.train, strict=True):
+            if not len(shard):
+                raise InputError(f"client {name} has no training rows; leave it out or give it some")
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.class_names)
+
+    def to(self, device: torch.device | str) -> Federation:
+        """The federation on another device."""
+        train, test = [s.to(device) for s in self.train], [s.to(device) for s in self.test]
+        return Federation(train, test, self.class_names, self.names)
+
+
+@runtime_checkable
+class Model(Protocol):
+    """What one client ends up with."""
+
+    kind: str
+
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        """What the columns of the scores are called, where that is known."""
+        ...
+
+    def scores(self, features: Tensor) -> Tensor:
+        """(n, c), higher is likelier."""
+        ...
+
+    def container(self) -> Container:
+        """The model as data, to be written to disk."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """Where a method stands after some exchanges between server and clients."""
+
+    models: Sequence[Model]  # one for each client, in their order
+    index: int  # server -> client -> server exchanges so far; 0 if there were none
+    bytes_up: int = 0  # so far, over all clients
+    bytes_down: int = 0
+    chosen: Mapping[str, Any] = field(default_factory=dict)  # what the method settled by itself
+
+
+class Method(Protocol):
+    """A federated method: a frozen dataclass of settings that can be run."""
+
+    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+        """Train; yield after every round. The last one yielded is the result."""
+        ...
+
+
+KINDS: dict[str, type[DualStream]] = {DualStream.kind: DualStream}
+
+
+def load_model(path: str | Path) -> Model:
+    """Read any model file."""
+    container = read(path)
+    if container.kind not in KINDS:
+        raise unknown("kind of model", container.kind, KINDS)
+    return KINDS[container.kind].from_container(container)

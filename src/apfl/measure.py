@@ -1,0 +1,140 @@
+"""How good the clients' models are, and the record of a run.
+
+A metric's name carries its weighting. The paper's is ``accuracy_client_mean``: the unweighted mean over clients of the
+accuracy of each client's final model on its own test rows. All are fractions. A client without test rows has no
+accuracy; it is left out and counted in ``n_clients_without_test``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from apfl.errors import InputError
+from apfl.federation import Model, Shard
+
+__all__ = ["Record", "client_accuracies", "metrics"]
+
+
+def client_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[float | None]:
+    """Accuracy of each client's model on the client's own test rows; None without any."""
+    return [
+        _accuracy(model.scores(test.features).argmax(1).cpu().numpy(), test) for model, test in _pairs(models, tests)
+    ]
+
+
+def metrics(models: Sequence[Model], tests: Sequence[Shard], n_classes: int) -> dict[str, Any]:
+    """All metrics of one set of models, one model for each client.
+
+    ``accuracy_worst_decile`` is the mean of the ceil(K/10) worst clients. ``balanced_accuracy_client_mean`` averages
+    recall over the classes in a client's test rows, then over clients. ``auroc_client_mean`` is one-vs-rest over the
+    classes that a client's test rows both have and lack. ``recall_per_class`` pools the clients' test rows.
+    """
+    accuracies: list[float | None] = []
+    balanced, aurocs = [], []
+    hits, counts = np.zeros(n_classes), np.zeros(n_classes)
+    for model, test in _pairs(models, tests):
+        scores = model.scores(test.features).cpu().numpy()
+        labels, predicted = test.labels.cpu().numpy(), scores.argmax(1)
+        accuracies.append(_accuracy(predicted, test))
+        if not len(labels):
+            continue
+        own_hits = np.bincount(labels[predicted == labels], minlength=n_classes)
+        own_counts = np.bincount(labels, minlength=n_classes)
+        present = own_counts > 0
+        balanced.append(float((own_hits[present] / own_counts[present]).mean()))
+        aurocs += [auroc for auroc in [_auroc(scores, labels, own_counts)] if auroc is not None]
+        hits, counts = hits + own_hits, counts + own_counts
+    known = np.array([accuracy for accuracy in accuracies if accuracy is not None])
+    if not len(known):
+        raise InputError("no client has test rows, so there is nothing to measure; keep some back for testing")
+    return {
+        "accuracy_client_mean": float(known.mean()),
+        "accuracy_client_std": float(known.std()),
+        "accuracy_sample_mean": float(hits.sum() / counts.sum()),
+        "accuracy_worst_decile": float(np.sort(known)[: math.ceil(len(known) / 10)].mean()),
+        "balanced_accuracy_client_mean": float(np.mean(balanced)),
+        "auroc_client_mean": float(np.mean(aurocs)) if aurocs else None,
+        "recall_per_class": [float(h / c) if c else None for h, c in zip(hits, counts, strict=True)],
+        "client_accuracies": accuracies,
+        "n_clients_without_test": len(accuracies) - len(known),
+    }
+
+
+def _pairs(models: Sequence[Model], tests: Sequence[Shard]) -> list[tuple[Model, Shard]]:
+    if len(models) != len(tests):
+        raise InputError(f"{len(models)} models for {len(tests)} clients; there must be one for each")
+    return list(zip(models, tests, strict=True))
+
+
+def _accuracy(predicted: np.ndarray, test: Shard) -> float | None:
+    return float((predicted == test.labels.cpu().numpy()).mean()) if len(test) else None
+
+
+def _auroc(scores: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> float | None:
+    """Macro one-vs-rest area under the ROC curve from ranks (ties count half), over the classes where it is defined."""
+    defined = np.flatnonzero((counts > 0) & (counts < len(labels)))
+    if not len(defined):
+        return None
+    positives = counts[defined]
+    ranks = rankdata(scores[:, defined], axis=0) * (labels[:, None] == defined)
+    above = ranks.sum(0) - positives * (positives + 1) / 2
+    return float((above / (positives * (len(labels) - positives))).mean())
+
+
+@dataclass(frozen=True)
+class Record:
+    """One method on one federation with one seed: enough to read the result and to run it again."""
+
+    method: str
+    seed: int
+    data: str
+    data_sha256: str | None
+    partition: str
+    n_clients: int
+    alpha: float | None
+    settings: Mapping[str, Any]  # every setting of the method, defaults included
+    protocol: Mapping[str, Any]  # how rows were dealt out and split
+    accuracy_client_mean: float
+    accuracy_client_std: float  # over clients
+    accuracy_sample_mean: float
+    accuracy_worst_decile: float
+    balanced_accuracy_client_mean: float
+    auroc_client_mean: float | None
+    recall_per_class: Sequence[float | None]
+    client_accuracies: Sequence[float | None]
+    n_clients_without_test: int
+    client_names: Sequence[str]
+    n_train: Sequence[int]  # rows of each client
+    n_test: Sequence[int]
+    rounds: int  # server -> client -> server exchanges
+    bytes_up: int  # over all clients
+    bytes_down: int
+    seconds: float  # training alone, from features in memory to models in memory
+    device: str
+    versions: Mapping[str, str | None]
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """One line of ``records.jsonl``."""
+        return json.dumps(asdict(self), allow_nan=False)
+
+    @staticmethod
+    def from_json(line: str) -> Record:
+        """The record of one line."""
+        try:
+            return Record(**json.loads(line))
+        except (json.JSONDecodeError, TypeError) as error:
+            raise InputError(f"not a record: {error}") from error
+
+    @property
+    def run(self) -> tuple[Any, ...]:
+        """What was run, without what came out: equal for two records of the same cell."""
+        setting = (self.data, self.data_sha256, self.partition, self.n_clients, self.alpha)
+        return (*setting, json.dumps([self.settings, self.protocol], sort_keys=True), self.method, self.seed)

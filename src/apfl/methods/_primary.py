@@ -1,0 +1,56 @@
+"""What the analytic methods do alike: normalise, map, add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from apfl.errors import InputError
+from apfl.federation import Shard
+from apfl.maps import FeatureMap
+from apfl.normalise import Normaliser, moments, normaliser
+from apfl.ridge import Statistics, accumulate, one_hot, total
+from apfl.workers import n_workers, over_clients
+
+
+def shared_normaliser(how: str, clients: Sequence[Shard]) -> Normaliser:
+    """The normaliser all clients use; ``standardise`` sums their moments first."""
+    if not clients:
+        raise InputError("no clients given; a federation needs at least one")
+    if how != "standardise":
+        return normaliser(how)
+    summed = moments(clients[0].features)
+    for shard in clients[1:]:
+        summed = summed + moments(shard.features)
+    return normaliser(how, summed)
+
+
+def moments_bytes(how: str, n_features: int) -> int:
+    """What the moments weigh, one way: count, sums and squares."""
+    return 8 * (2 * n_features + 1) if how == "standardise" else 0
+
+
+def mapped_and_summed(
+    clients: Sequence[Shard], n_classes: int, normalise: Normaliser, feature_map: FeatureMap
+) -> tuple[list[Tensor], Statistics]:
+    """Every client's Phi_k, and the sum of all clients' statistics.
+
+    Each worker adds its share of the clients into one sum: the same total as adding client by client, without ever
+    holding more than a sum for each worker.
+    """
+    device = clients[0].features.device
+    workers = n_workers(len(clients), device)
+    phis: dict[int, Tensor] = {}
+
+    def add_share(share: Sequence[int]) -> Statistics:
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            for k in share:
+                phis[k] = feature_map(normalise(clients[k].features))
+                yield phis[k], one_hot(clients[k].labels, n_classes)
+
+        return accumulate(batches())
+
+    shares = [range(w, len(clients), workers) for w in range(workers)]
+    summed = total(over_clients(add_share, shares, device))
+    return [phis[k] for k in range(len(clients))], summed

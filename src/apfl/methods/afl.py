@@ -1,0 +1,66 @@
+"""AFL: one least-squares head on the backbone's own features, for everyone.
+
+He et al., "AFL: A Single-Round Analytic Approach for Federated Learning with Pre-trained Models", CVPR 2025.
+A client sends C_k = Z_k'Z_k + gamma I and W_k = C_k^-1 Z_k'Y_k; the server aggregates by the absolute aggregation law
+and removes all K gamma, so the result is *unregularised* least squares on the union of the rows, whatever gamma was
+(apfl keeps one gamma). The sum of statistics is that result directly; a test follows the published law instead.
+
+Where Z'Z is singular (constant columns, fewer rows than features) the law has no answer: the smallest ridge that
+makes the system solvable is added and recorded as ``ridge``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from apfl.errors import InputError
+from apfl.exchange import message_bytes, nbytes
+from apfl.federation import Round, Shard
+from apfl.maps import raw_map
+from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
+from apfl.normalise import Normalise
+from apfl.ridge import Statistics, factorise
+from apfl.streams import DualStream
+
+
+@dataclass(frozen=True)
+class AFL:
+    """One analytic linear head shared by all clients: federated least squares, nothing personal."""
+
+    normalise: Normalise = "row"
+
+    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+        normalise = shared_normaliser(self.normalise, clients)
+        n_features = clients[0].features.shape[1]
+        feature_map = raw_map(n_features)
+        _, summed = mapped_and_summed(clients, n_classes, normalise, feature_map)
+        ridge, factor = smallest_ridge(summed)
+        head = torch.cholesky_solve(summed.crosscorrelation, factor)
+        prelude = moments_bytes(self.normalise, n_features)
+        yield Round(
+            [DualStream(feature_map, head, normaliser=normalise)] * len(clients),
+            index=2 if prelude else 1,
+            bytes_up=len(clients) * (message_bytes(n_features, n_classes) + prelude),
+            bytes_down=len(clients) * (nbytes({"head": head}) + prelude),
+            chosen={"ridge": ridge},
+        )
+
+
+def smallest_ridge(stats: Statistics) -> tuple[float, torch.Tensor]:
+    """The smallest ridge, 0 or a power of ten times the mean diagonal, that can be solved, with its Cholesky factor.
+
+    Solvable: the smallest pivot stands clear of the rounding of the largest.
+    """
+    scale = float(stats.autocorrelation.diagonal().mean()) or 1.0
+    for ridge in (0.0, *(scale * 10.0**power for power in range(-14, 1))):
+        try:
+            factor = factorise(stats, ridge)
+        except InputError:
+            continue
+        pivots = factor.diagonal().square()
+        if float(pivots.min()) > stats.width * torch.finfo(torch.float64).eps * float(pivots.max()):
+            return ridge, factor
+    raise InputError("the summed statistics cannot be solved with any ridge; check the features for NaN or infinity")

@@ -1,0 +1,35 @@
+"""One ridge regression on the pooled rows: what apfl's primary stream equals by Theorem 1. Not federated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from apfl.federation import Round, Shard
+from apfl.maps import random_map
+from apfl.methods._primary import mapped_and_summed, shared_normaliser
+from apfl.normalise import Normalise
+from apfl.ridge import solve
+from apfl.streams import DualStream
+
+
+@dataclass(frozen=True)
+class Central:
+    """Ridge on all rows pooled in one place, for reference: not federated, nothing personal."""
+
+    d: Annotated[int, Field(gt=0)] = 1024
+    gamma: Annotated[float, Field(ge=0)] = 1.0
+    activation: str = "relu"
+    intercept: bool = False
+    normalise: Normalise = "row"
+
+    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+        normalise = shared_normaliser(self.normalise, clients)
+        features = clients[0].features
+        feature_map = random_map(features.shape[1], self.d, self.activation, 2 * seed, intercept=self.intercept)
+        _, summed = mapped_and_summed(clients, n_classes, normalise, feature_map.like(features))
+        model = DualStream(feature_map, solve(summed, self.gamma), normaliser=normalise)
+        yield Round([model] * len(clients), index=0)

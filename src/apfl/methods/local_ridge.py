@@ -1,0 +1,42 @@
+"""Every client alone: a ridge regression on its own rows. What a federation has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from apfl.federation import Round, Shard
+from apfl.maps import random_map
+from apfl.methods._primary import shared_normaliser
+from apfl.normalise import Normalise, moments, normaliser
+from apfl.ridge import one_hot
+from apfl.streams import DualStream, fit_refinement
+from apfl.workers import over_clients
+
+
+@dataclass(frozen=True)
+class LocalRidge:
+    """Ridge on the client's own rows alone: no exchange at all."""
+
+    d: Annotated[int, Field(gt=0)] = 1024
+    gamma: Annotated[float, Field(gt=0)] = 1.0
+    activation: str = "relu"
+    intercept: bool = False
+    normalise: Normalise = "row"
+
+    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+        shared_normaliser("none", clients)  # refuses an empty federation
+        features = clients[0].features
+        feature_map = random_map(features.shape[1], self.d, self.activation, 2 * seed, intercept=self.intercept)
+        feature_map = feature_map.like(features)
+
+        def alone(shard: Shard) -> DualStream:
+            own = normaliser(self.normalise, moments(shard.features))
+            phi = feature_map(own(shard.features))
+            weights = fit_refinement(phi, one_hot(shard.labels, n_classes), self.gamma)
+            return DualStream(feature_map, weights, normaliser=own)
+
+        yield Round(over_clients(alone, clients, features.device), index=0)

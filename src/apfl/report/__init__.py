@@ -1,0 +1,1 @@
+"""Records as something to look at."""

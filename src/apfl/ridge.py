@@ -1,0 +1,252 @@
+"""Ridge regression from additive statistics.
+
+    statistics   S = Phi'Phi,  B = Phi'Y          per client, or per batch of rows; they add
+    solve        G = (S + gamma I)^-1 B           = argmin |Y - Phi G|^2 + gamma |G|^2
+
+Solving on the sum of the clients' statistics is solving on the union of their rows (the paper's Theorem 1), so
+the server needs no recursion: it adds, and factorises once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from scipy.linalg.blas import dgemm, dsyrk
+from torch import Tensor
+
+from apfl.errors import InputError
+
+__all__ = ["Statistics", "accumulate", "factorise", "gram", "one_hot", "solve", "statistics", "total"]
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """What a ridge regression needs to know about a set of rows, and all that a client sends.
+
+    Additive: ``a + b`` describes the union of two sets of rows, ``a - b`` what is left after ``b`` has gone.
+
+    >>> rows = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
+    >>> y = one_hot(torch.tensor([0, 1, 1]), 2)
+    >>> both = statistics(rows[:1], y[:1]) + statistics(rows[1:], y[1:])
+    >>> torch.equal(both.autocorrelation, statistics(rows, y).autocorrelation)
+    True
+    >>> (both - statistics(rows[:1], y[:1])).n_samples
+    2
+    """
+
+    autocorrelation: Tensor  # Phi'Phi (d, d), float64
+    crosscorrelation: Tensor  # Phi'Y (d, c), float64
+    class_counts: Tensor  # (c,), float64: column sums of Y
+    n_samples: int
+    target_energy: float  # tr(Y'Y); equals n_samples for one-hot targets
+
+    def __post_init__(self) -> None:
+        d, c = self.crosscorrelation.shape
+        if self.autocorrelation.shape != (d, d) or self.class_counts.shape != (c,):
+            raise InputError(
+                f"statistics do not fit together: autocorrelation {tuple(self.autocorrelation.shape)}, "
+                f"crosscorrelation {(d, c)}, class_counts {tuple(self.class_counts.shape)}; "
+                "expected (d, d), (d, c), (c,)"
+            )
+        n, counted = self.n_samples, float(self.class_counts.sum())
+        # Each row of one-hot (or smoothed) targets sums to one, so counts and rows are the same number.
+        if n < 0 or float(self.class_counts.min()) < -1e-6 or not abs(counted - n) <= 1e-6 * max(n, 1):
+            raise InputError(
+                f"statistics contradict themselves: {n} samples, but class counts that sum to {counted:g} "
+                f"(smallest {float(self.class_counts.min()):g}); was something subtracted that had not been added?"
+            )
+        if not -1e-6 * max(n, 1) <= self.target_energy <= n * (1 + 1e-6):
+            raise InputError(f"statistics contradict themselves: target energy {self.target_energy:g} for {n} samples")
+
+    @property
+    def width(self) -> int:
+        """d, the number of columns of Phi."""
+        return self.crosscorrelation.shape[0]
+
+    @property
+    def n_classes(self) -> int:
+        """c, the number of columns of Y."""
+        return self.crosscorrelation.shape[1]
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return self._combine(other, +1)
+
+    def __sub__(self, other: Statistics) -> Statistics:
+        return self._combine(other, -1)
+
+    def _combine(self, other: Statistics, sign: int) -> Statistics:
+        _check_same_size(self, other)
+        return Statistics(
+            torch.add(self.autocorrelation, other.autocorrelation, alpha=sign),
+            torch.add(self.crosscorrelation, other.crosscorrelation, alpha=sign),
+            torch.add(self.class_counts, other.class_counts, alpha=sign),
+            self.n_samples + sign * other.n_samples,
+            self.target_energy + sign * other.target_energy,
+        )
+
+
+def one_hot(labels: Tensor, n_classes: int) -> Tensor:
+    """Labels (n,) as indicator targets Y (n, c) in float64.
+
+    >>> one_hot(torch.tensor([2, 0]), 3).tolist()
+    [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+    """
+    if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
+        raise InputError(
+            f"labels from {int(labels.min())} to {int(labels.max())} given, but there are {n_classes} classes: "
+            f"allowed are 0 to {n_classes - 1}"
+        )
+    return torch.nn.functional.one_hot(labels.long(), n_classes).to(torch.float64)
+
+
+def statistics(phi: Tensor, targets: Tensor) -> Statistics:
+    """Statistics of one batch of rows: phi (n, d), targets (n, c) with rows that sum to one.
+
+    Computed in float64 whatever the dtype of ``phi``.
+    """
+    return accumulate([(phi, targets)])
+
+
+def accumulate(batches: Iterable[tuple[Tensor, Tensor]]) -> Statistics:
+    """Statistics of a stream of batches ``(phi, targets)``, added in place: memory does not grow with the rows."""
+    sums: Statistics | None = None
+    n_samples, energy = 0, 0.0
+    for phi, targets in batches:
+        _check_rows(phi, targets)
+        if sums is None:
+            sums = _empty(phi.shape[1], targets.shape[1], phi.device)
+        elif (phi.shape[1], targets.shape[1]) != (sums.width, sums.n_classes):
+            raise InputError(
+                f"a batch of width {phi.shape[1]} with {targets.shape[1]} classes follows one of "
+                f"width {sums.width} with {sums.n_classes}; all must agree"
+            )
+        for start in range(0, len(phi), _ROWS):
+            some = slice(start, start + _ROWS)
+            _add_products(sums, phi[some].to(torch.float64), targets[some].to(torch.float64))
+        n_samples += len(phi)
+        energy += float(targets.to(torch.float64).square().sum())
+    if sums is None:
+        raise InputError("no rows: statistics need at least one batch")
+    _mirror(sums.autocorrelation)
+    result = Statistics(sums.autocorrelation, sums.crosscorrelation, sums.class_counts, n_samples, energy)
+    # A NaN or an infinity anywhere in phi reaches its column's sum of squares, so d numbers tell.
+    if not bool(torch.isfinite(result.autocorrelation.diagonal()).all()):
+        raise InputError("features contain NaN or infinity (or overflow when squared); clean or rescale them first")
+    return result
+
+
+def total(parts: Iterable[Statistics]) -> Statistics:
+    """The sum of many statistics, added in place into one copy: memory does not grow with their number."""
+    iterator = iter(parts)
+    first = next(iterator, None)
+    if first is None:
+        raise InputError("no statistics to add: at least one client is needed")
+    matrix, cross = first.autocorrelation.clone(), first.crosscorrelation.clone()
+    counts, n_samples, energy = first.class_counts.clone(), first.n_samples, first.target_energy
+    for part in iterator:
+        _check_same_size(first, part)
+        matrix += part.autocorrelation
+        cross += part.crosscorrelation
+        counts += part.class_counts
+        n_samples += part.n_samples
+        energy += part.target_energy
+    return Statistics(matrix, cross, counts, n_samples, energy)
+
+
+def factorise(stats: Statistics, ridge: float) -> Tensor:
+    """The lower Cholesky factor L of Phi'Phi + ridge I (d, d): factor once, solve many."""
+    if not ridge >= 0:
+        raise InputError(f"ridge {ridge} given; it must be 0 or more")
+    system = stats.autocorrelation.clone()
+    system.diagonal().add_(ridge)
+    factor, failed = torch.linalg.cholesky_ex(system)
+    # LAPACK may run through a NaN without noticing, so the factor's diagonal is looked at as well.
+    if int(failed) or not bool(torch.isfinite(factor.diagonal()).all()):
+        if not bool(torch.isfinite(stats.autocorrelation).all()):
+            raise InputError("the statistics contain NaN or infinity; find the client that sent them and leave it out")
+        raise InputError(
+            f"Phi'Phi + {ridge:g} I is not positive definite (width {stats.width}, {stats.n_samples} samples, "
+            f"largest diagonal {float(stats.autocorrelation.diagonal().max()):g}): use a larger ridge"
+        )
+    return cast(Tensor, factor)
+
+
+def solve(stats: Statistics, ridge: float) -> Tensor:
+    """G = (Phi'Phi + ridge I)^-1 Phi'Y, (d, c), by Cholesky.
+
+    >>> rows = torch.eye(2, dtype=torch.float64)
+    >>> solve(statistics(rows, rows), ridge=1.0).tolist()
+    [[0.5, 0.0], [0.0, 0.5]]
+    """
+    if not bool(torch.isfinite(stats.crosscorrelation).all()):
+        raise InputError("the statistics contain NaN or infinity; find the client that sent them and leave it out")
+    return torch.cholesky_solve(stats.crosscorrelation, factorise(stats, ridge))  # (d, c)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """rows' rows (d, d), or rows rows' (n, n) where that is smaller, in float64; **lower triangle only**.
+
+    All that a Cholesky factorisation reads, for half of a full product.
+    """
+    rows = rows.to(torch.float64)
+    n, d = rows.shape
+    if rows.device.type != "cpu":
+        return rows @ rows.T if n < d else rows.T @ rows
+    product = dsyrk(1.0, rows.contiguous().numpy().T, trans=int(n < d), lower=0)
+    return torch.from_numpy(product.T)
+
+
+def _empty(width: int, n_classes: int, device: torch.device) -> Statistics:
+    def zeros(*size: int) -> Tensor:
+        return torch.zeros(*size, dtype=torch.float64, device=device)
+
+    return Statistics(zeros(width, width), zeros(width, n_classes), zeros(n_classes), 0, 0.0)
+
+
+_ROWS = 16384  # rows converted to float64 at a time
+_BLOCK = 1024  # columns per block of the triangle on CUDA
+
+
+def _add_products(sums: Statistics, phi: Tensor, targets: Tensor) -> None:
+    """Add the products of some rows in place; only the lower triangle of Phi'Phi: half the work of a full product."""
+    gram, cross = sums.autocorrelation, sums.crosscorrelation
+    sums.class_counts.add_(targets.sum(0))
+    if gram.device.type == "cpu":
+        # BLAS is column-major: it reads our rows as Phi' and our lower triangle as its upper one. Nothing is copied.
+        x, y = phi.contiguous().numpy(), targets.contiguous().numpy()
+        dsyrk(1.0, x.T, beta=1.0, c=gram.numpy().T, lower=0, overwrite_c=1)
+        dgemm(1.0, y.T, x.T, trans_b=1, beta=1.0, c=cross.numpy().T, overwrite_c=1)
+        return
+    cross.addmm_(phi.T, targets)
+    for start in range(0, gram.shape[0], _BLOCK):
+        stop = start + _BLOCK
+        gram[start:, start:stop].addmm_(phi[:, start:].T, phi[:, start:stop])
+
+
+def _mirror(lower: Tensor) -> None:
+    """Copy the lower triangle onto the upper one, in blocks so that no second matrix is held."""
+    d = lower.shape[0]
+    for start in range(0, d, _BLOCK):
+        stop = min(start + _BLOCK, d)
+        corner = lower[start:stop, start:stop]
+        corner.copy_(corner.tril() + corner.tril(-1).T)
+        lower[start:stop, stop:] = lower[stop:, start:stop].T
+
+
+def _check_rows(phi: Tensor, targets: Tensor) -> None:
+    if phi.ndim != 2 or targets.ndim != 2 or len(phi) != len(targets) or not len(phi):
+        raise InputError(
+            f"features {tuple(phi.shape)} and targets {tuple(targets.shape)} given; "
+            "expected (n, d) and (n, c) with the same n, at least 1"
+        )
+
+
+def _check_same_size(a: Statistics, b: Statistics) -> None:
+    if a.crosscorrelation.shape != b.crosscorrelation.shape:
+        raise InputError(
+            f"statistics of width {a.width} with {a.n_classes} classes and of width {b.width} with "
+            f"{b.n_classes} cannot be combined: every client must use the same feature map and class list"
+        )
