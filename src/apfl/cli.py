@@ -119,10 +119,8 @@ def run(
     out.print(results_table(records))
     for record in records:
         if record.chosen and record.seed == seed_list[0]:
-            out.print(
-                f"{record.method} chose " + ", ".join(f"{k} = {_short(v)}" for k, v in record.chosen.items()),
-                style="dim",
-            )
+            what = ", ".join(f"{key} = {_short(value)}" for key, value in record.chosen.items())
+            out.print(f"{record.method} chose {what}", style="dim")
     out.print(
         f"records: {folder / 'records.jsonl'}" + (f"   models: {folder / 'models'}" if save else ""), soft_wrap=True
     )

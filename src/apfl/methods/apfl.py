@@ -1,7 +1,7 @@
 """APFL: a shared primary stream and a private refinement stream for each client, both in closed form.
 
-Fan et al., "APFL: Analytic Personalized Federated Learning via Dual-Stream Least Squares", AAAI 2026. (The name
-is also used elsewhere for *Adaptive* personalised federated learning, Deng et al. 2020, which is another method.)
+Fan et al., "APFL: Analytic Personalized Federated Learning via Dual-Stream Least Squares". (The name is also
+used elsewhere for *Adaptive* personalised federated learning, Deng et al. 2020, which is another method.)
 
 Departures from the paper, each of which leaves the result the same: clients send statistics instead of (A_k, G_k) and
 the server adds instead of folding; a client with fewer rows than d_refinement solves its refinement in dual form.

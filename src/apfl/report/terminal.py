@@ -21,14 +21,14 @@ def results_table(records: Sequence[Record]) -> Table:
     alpha = "" if first.alpha is None else f", alpha {first.alpha:g}"
     table = Table(
         title=f"{first.data}: {first.n_clients} clients, {first.partition}{alpha}, seeds {', '.join(map(str, seeds))}",
-        caption="accuracy: mean over clients of the final model on the client's own test rows, in %; "
-        "bytes: all clients together",
+        caption="acc.: mean over clients of the final model's accuracy on the client's own test rows, in %; "
+        "worst: mean of the worst tenth of the clients; up, down: bytes of all clients together",
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
     table.add_column("method", no_wrap=True)
-    for heading in ("accuracy", "±clients", "±seeds", "worst 10%", "rounds", "up", "down", "seconds"):
+    for heading in ("acc.", "±clients", "±seeds", "worst", "rounds", "up", "down", "sec."):
         table.add_column(heading, justify="right", no_wrap=True)
     methods = list(dict.fromkeys(record.method for record in records))
     means = {m: np.mean([r.accuracy_client_mean for r in records if r.method == m]) for m in methods}
