@@ -183,7 +183,8 @@ def solve(stats: Statistics, ridge: float) -> Tensor:
     """
     if not bool(torch.isfinite(stats.crosscorrelation).all()):
         raise InputError("the statistics contain NaN or infinity; find the client that sent them and leave it out")
-    return torch.cholesky_solve(stats.crosscorrelation, factorise(stats, ridge))  # (d, c)
+    # Row-major, as it comes back from disk: the memory order decides the last bit of a product.
+    return torch.cholesky_solve(stats.crosscorrelation, factorise(stats, ridge)).contiguous()  # (d, c)
 
 
 def gram(rows: Tensor) -> Tensor:

@@ -41,8 +41,8 @@ def fit_refinement(psi: Tensor, residual: Tensor, ridge: float) -> Tensor:
     if not ridge > 0:
         raise InputError(f"ridge {ridge} given for the refinement stream; it must be greater than 0")
     if n < d:  # P = psi' (psi psi' + ridge I)^-1 residual
-        return psi.T @ _solve_lower(gram(psi), residual, ridge)
-    return _solve_lower(gram(psi), psi.T @ residual, ridge)
+        return (psi.T @ _solve_lower(gram(psi), residual, ridge)).contiguous()
+    return _solve_lower(gram(psi), psi.T @ residual, ridge).contiguous()
 
 
 def _solve_lower(system: Tensor, right: Tensor, ridge: float) -> Tensor:
