@@ -33,8 +33,8 @@ def fit_refinement(psi: Tensor, residual: Tensor, ridge: float) -> Tensor:
     Primal (d x d) or dual (n x n) by whichever is smaller; the answer is the same. The paper uses the primal form.
 
     >>> psi = torch.eye(2, dtype=torch.float64)
-    >>> fit_refinement(psi, psi, ridge=1.0).tolist()
-    [[0.5, 0.0], [0.0, 0.5]]
+    >>> fit_refinement(psi, psi, ridge=3.0).tolist()
+    [[0.25, 0.0], [0.0, 0.25]]
     """
     psi, residual = psi.to(torch.float64), residual.to(torch.float64)
     n, d = psi.shape
