@@ -85,7 +85,8 @@ def client(repeats: int) -> None:
     if sys.platform == "linux":
         few, many = (peak_megabytes(n) for n in (10, 200))
         print(
-            f"| client: streamed, peak memory | {many:.0f} MB (200 batches) | 10 batches: {few:.0f} MB | {many / few:.2f} | 1 |"
+            f"| client: streamed, peak memory | {many:.0f} MB (200 batches) "
+            f"| 10 batches: {few:.0f} MB | {many / few:.2f} | 1 |"
         )
 
 
