@@ -54,7 +54,7 @@ class _Rows:
 class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """One classifier for each client: a ridge shared by all, plus a private ridge on what it gets wrong locally.
 
-    Minimises, over the shared primary stream G and each client's refinement stream P_k,
+    Minimises, over the shared primary stream G and each client's refinement stream P_k::
 
         |Y - Phi G|^2 + gamma |G|^2          over the rows of all clients, then
         |(Y_k - Phi_k G) - Psi_k P_k|^2 + beta |P_k|^2    over the client's own,

@@ -28,7 +28,7 @@ __all__ = ["DualStream", "fit_refinement"]
 
 
 def fit_refinement(psi: Tensor, residual: Tensor, ridge: float) -> Tensor:
-    """P = argmin |residual - psi P|^2 + ridge |P|^2, (d, c), in float64.
+    """``P = argmin |residual - psi P|^2 + ridge |P|^2``, (d, c), in float64.
 
     Primal (d x d) or dual (n x n) by whichever is smaller; the answer is the same. The paper uses the primal form.
 
