@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import apfl.gcv as gcv_room
+import apfl.memory as memory
 from apfl.errors import InputError
 from apfl.exchange import message_bytes
 from apfl.federation import Shard
@@ -222,3 +223,17 @@ def test_single_rows_and_missing_classes():
 @pytest.mark.parametrize(("n", "width"), [(1, 256), (300, 256), (1300, 1024), (8000, 8192), (10**7, 8192)])
 def test_default_width_follows_the_rows(n, width):
     assert width_for(n) == width
+
+
+def test_a_width_that_does_not_fit_is_refused_with_one_that_does(monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda device: 10**9)
+    clients = draw_clients([20, 30], 6, 3, 0)
+    method = load_method("apfl", d_primary=16384)
+    with pytest.raises(InputError, match=r"needs about 7\.\d GB and 1\.0 GB are free") as refused:
+        list(method.rounds(clients, 3, 0))
+    widest = int(str(refused.value).rsplit("=", 1)[1])
+    assert memory.needed(widest, 50, 1) <= 10**9 < memory.needed(2 * widest, 50, 1)
+
+
+def test_memory_is_known_here():
+    assert memory.available(torch.device("cpu")) is None or memory.available(torch.device("cpu")) > 10**6

@@ -14,7 +14,7 @@ SOURCE = Path(apfl.__file__).parent
 # Floors of the house, lowest first; a module may import from its own floor and from those below.
 FLOORS = [
     {"errors"},
-    {"ridge", "maps", "normalise", "container", "workers"},
+    {"ridge", "maps", "normalise", "container", "workers", "memory"},
     {"streams", "exchange", "leaveout"},
     {"gcv", "tables"},
     {"personal"},

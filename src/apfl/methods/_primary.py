@@ -10,6 +10,7 @@ from torch import Tensor
 from apfl.errors import InputError
 from apfl.federation import Shard
 from apfl.maps import FeatureMap
+from apfl.memory import check_width
 from apfl.normalise import Normaliser, moments, normaliser
 from apfl.ridge import Statistics, accumulate, one_hot, total
 from apfl.workers import n_workers, over_clients
@@ -44,6 +45,7 @@ def mapped_and_summed(
     """
     device = clients[0].features.device
     workers = 1 if feature_map.width > WIDE else n_workers(len(clients), device)
+    check_width(feature_map.width, sum(map(len, clients)), workers, device)
     rows_at_a_time = feature_map.width // 2 if workers == 1 else 1
     phis: dict[int, Tensor] = {}
 
@@ -59,7 +61,8 @@ def mapped_and_summed(
         return accumulate(batches())
 
     shares = [range(w, len(clients), workers) for w in range(workers)]
-    summed = total(over_clients(add_share, shares, device))
+    parts = over_clients(add_share, shares, device)
+    summed = parts[0] if workers == 1 else total(parts)  # total() would copy the only one
     return [phis[k] for k in range(len(clients))], summed
 
 
