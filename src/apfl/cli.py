@@ -20,7 +20,7 @@ from rich.table import Table
 
 from apfl.container import read, replacing, write
 from apfl.data import load_dataset
-from apfl.data.features import load_unlabelled
+from apfl.data.features import array_names, load_unlabelled
 from apfl.errors import InputError
 from apfl.experiment import Protocol, federate, keep_record, read_records, save_models
 from apfl.experiment import run as run_method
@@ -143,7 +143,7 @@ def predict(
     """Predict with one client's model, offline. With labels in FILE the accuracy is printed too."""
     loaded = load_model(model)
     labels: Sequence[str] | None = None
-    if file.endswith(".npz") and "labels" not in _array_names(Path(file)):
+    if file.endswith(".npz") and "labels" not in array_names(Path(file)):
         features = load_unlabelled(file)
     else:
         dataset = load_dataset(file)
@@ -357,13 +357,3 @@ def _short(value: Any) -> str:
 
 def _as_json(settings: Any) -> dict[str, Any]:
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
-
-
-def _array_names(path: Path) -> list[str]:
-    import zipfile
-
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return [name.removesuffix(".npy") for name in archive.namelist()]
-    except (OSError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read as .npz ({error})") from error
