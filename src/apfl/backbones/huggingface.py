@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from apfl.backbones import Backbone, backbone_names, weights_sha256
 from apfl.errors import InputError, unknown
@@ -68,7 +68,7 @@ def _load(name: str, place: Repository) -> tuple[Any, Any, list[str]]:
     """The model, its image processor, and the parameters that are not in the checkpoint but do not matter."""
     transformers = optional("transformers", "hub")
     optional("PIL.Image", "hub")
-    where = {"pretrained_model_name_or_path": place.source, "revision": place.revision}
+    where: dict[str, Any] = {"pretrained_model_name_or_path": place.source, "revision": place.revision}
     where |= {} if place.reachable else {"local_files_only": True}
     try:
         with offline(place), _quiet(transformers.utils.logging):
@@ -107,7 +107,7 @@ def _quiet(logging: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _forward(name: str, tower: nn.Module, pooling: str) -> Callable[[Tensor], Tensor]:
+def _forward(name: str, tower: Any, pooling: str) -> Callable[[Tensor], Tensor]:
     """Pixels to pooled features."""
     parameters = [parameter for parameter, _ in tower.named_parameters()]
     has_class_token = any(p.endswith(("cls_token", "class_embedding")) for p in parameters)
@@ -125,7 +125,8 @@ def _forward(name: str, tower: nn.Module, pooling: str) -> Callable[[Tensor], Te
         if pooling == "mean":
             return hidden[:, n_before:].mean(1)
         token = hidden[:, 0]
-        return tower.post_layernorm(token) if hasattr(tower, "post_layernorm") else token  # as CLIP itself uses it
+        normalised: Tensor = tower.post_layernorm(token) if hasattr(tower, "post_layernorm") else token  # CLIP's
+        return normalised
 
     return forward
 

@@ -36,7 +36,9 @@ def _samples(
     arrays: dict[str, np.ndarray],
 ) -> Samples:
     if dtype != np.uint8 or not (len(shape) == 3 or (len(shape) == 4 and shape[3] == 3)) or 0 in shape:
-        raise InputError(f"{path}: images are {dtype} of shape {shape}; expected uint8 of shape (n, h, w, 3) or (n, h, w)")
+        raise InputError(
+            f"{path}: images are {dtype} of shape {shape}; expected uint8 of shape (n, h, w, 3) or (n, h, w)"
+        )
     labels, names = coded_labels(path, arrays.pop("labels"), arrays.pop("class_names", None))
     if len(labels) != shape[0]:
         raise InputError(f"{path} has {shape[0]} images but {len(labels)} labels; there must be one for each")
@@ -56,7 +58,7 @@ def _samples(
 def _zipped_rows(path: Path, member: str) -> tuple[tuple[int, ...], np.dtype, Callable[[int], np.ndarray]]:
     """Shape, type and a reader of an array's rows, which unpacks no more of the file than it is asked for."""
     try:
-        stream = zipfile.ZipFile(path).open(member)
+        stream = zipfile.ZipFile(path).open(member)  # noqa: SIM115 (open as long as `fetch` lives)
         version = np.lib.format.read_magic(stream)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read_header(stream)

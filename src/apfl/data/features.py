@@ -100,7 +100,9 @@ def read_provenance(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, Any]
     try:
         return dict(json.loads(str(arrays.get("provenance", "{}"))))
     except (TypeError, ValueError) as error:
-        raise InputError(f"{path}: 'provenance' is not the JSON that apfl writes ({error}); remove or repair it") from error
+        raise InputError(
+            f"{path}: 'provenance' is not the JSON that apfl writes ({error}); remove or repair it"
+        ) from error
 
 
 def coded_labels(

@@ -114,7 +114,9 @@ def _samples(
     image = _choose(name, parts[0].features, "image", image_column, types.Image)
     label = _choose(name, parts[0].features, "label", label_column, types.ClassLabel)
     if not isinstance(parts[0].features[image], types.Image):
-        raise InputError(f"{name}: column '{image}' holds {parts[0].features[image]}, not images; choose --image-column")
+        raise InputError(
+            f"{name}: column '{image}' holds {parts[0].features[image]}, not images; choose --image-column"
+        )
     labels, names = _labels(name, parts, label)
     stored = [part.select_columns([image]).cast_column(image, types.Image(decode=False)) for part in parts]
     ends = list(accumulate(len(part) for part in parts))

@@ -85,7 +85,7 @@ def _features(path: Path, table: Any, label: str, chosen: str | None) -> tuple[n
     candidates = [*lists, *numbered]
     if chosen is None and len(candidates) == 1:
         chosen = candidates[0]
-    if chosen not in candidates:
+    if chosen is None or chosen not in candidates:
         raise InputError(
             f"{path}: features asked for in '{chosen or ''}', but it has columns of vectors: {_some(lists)}; numbered "
             f"columns: {_some([f'{p}{c[0][0]}...' for p, c in numbered.items()])}; name one, or the part before its "
