@@ -151,7 +151,7 @@ def _extract(
     path = target or cached_file(samples, network, mixed_precision=options.get("mixed_precision", False))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     try:
-        with Progress(*columns, console=err, transient=True) as progress:
+        with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
             task = progress.add_task(f"{samples.name} through {network.name}", total=len(samples), begun=None)
 
             def show(done: int, total: int) -> None:

@@ -32,8 +32,9 @@ def load(path: str | Path, *, label_column: str | None = None, feature_column: s
         )
     if not table.num_rows:
         raise InputError(f"{path} has no rows")
+    labels = _labels(path, table, label)
     features, used = _features(path, table, label, feature_column)
-    found = {"features": features, "labels": _labels(path, table, label)}
+    found = {"features": features, "labels": labels}
     for name in table.column_names:
         if name not in {*used, label, *found}:
             column = _plain(table.column(name))
