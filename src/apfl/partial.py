@@ -12,6 +12,7 @@ import shutil
 import time
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -52,15 +53,24 @@ class Partial:
             raise InputError(
                 f"cannot write {self.folder}: {error.strerror}; choose a folder you may write to"
             ) from error
-        self._lock(self._file)
-        self._resume()
+        try:
+            self._lock(self._file)
+            self._resume()
+        except BaseException:
+            self._file.close()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            self._file.close()
+        assert self._file is not None
+        with suppress(OSError, InputError):  # a full disk: what was saved before still counts
+            if error is not None and self.rows:
+                self.save()
+        self._file.close()
+        if not self.rows:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def add(self, features: np.ndarray, rows: int, skipped: Mapping[int, str]) -> None:
         """Append the features (m, l) of the next ``rows`` rows, of which those in ``skipped`` have none."""
