@@ -217,6 +217,8 @@ def test_what_must_not_be_overwritten_or_mixed(tmp_path: Path) -> None:
     broken = toy_backbone(forward=lambda batch: batch.flatten(1) * float("nan"))
     with pytest.raises(InputError, match="NaN or infinity"):
         extract(toy_samples(), broken, tmp_path / "i.npz")
+    with pytest.raises(InputError, match="it must be at least 1"):
+        extract(toy_samples(), toy_backbone(), tmp_path / "j.npz", batch_size=0)
     with pytest.raises(InputError, match="allowed are auto, cpu, cuda, cuda:N and mps"):
         extraction_device("tpu")
     assert not [path for path in tmp_path.glob("*.npz") if path != foreign]

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from apfl.backbones import Backbone
 from apfl.data.features import array_names, read_arrays, read_provenance
@@ -23,7 +22,7 @@ from apfl.data.samples import Samples
 from apfl.errors import InputError
 from apfl.hub import cache_folder
 from apfl.partial import Partial
-from apfl.pipeline import batches, extraction_device, forward
+from apfl.pipeline import extraction_device, through
 
 __all__ = ["Extraction", "cached_file", "extract"]
 
@@ -64,7 +63,7 @@ def extract(
         hint = "use identity, or no backbone" if samples.kind == "vectors" else "choose a backbone for images"
         raise InputError(f"{samples.name} holds {samples.kind}, but {backbone.name} takes {backbone.takes}; {hint}")
     where = extraction_device(device)
-    size = batch_size or (16 if where.type == "cpu" else 128)
+    size = (16 if where.type == "cpu" else 128) if batch_size is None else batch_size
     if size < 1:
         raise InputError(f"--batch-size {batch_size} given; it must be at least 1")
     key = _key(samples, backbone, mixed_precision)
@@ -79,12 +78,9 @@ def extract(
         begun = partial.rows
         _refuse_or_not({samples.where(row): why for row, why in partial.skipped.items()}, on_corrupt)
         on_progress(begun, len(samples))
-        backbone.module.to(where)
-        for rows, prepared in batches(samples, backbone, begun, size):
-            bad = {row: str(item) for row, item in zip(rows, prepared, strict=True) if isinstance(item, Exception)}
+        passed = through(samples, backbone, where, start=begun, size=size, mixed_precision=mixed_precision)
+        for rows, bad, features in passed:
             _refuse_or_not({samples.where(row): why for row, why in bad.items()}, on_corrupt)
-            good = [item for item in prepared if isinstance(item, Tensor)]
-            features = forward(backbone, good, where, mixed_precision, samples, rows)
             partial.add(features, len(rows), bad)
             on_progress(partial.rows, len(samples))
         if partial.rows == len(partial.skipped):

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,24 @@ from apfl.backbones import Backbone
 from apfl.data.samples import Samples
 from apfl.errors import InputError
 
-__all__ = ["batches", "extraction_device", "forward"]
+__all__ = ["Passed", "extraction_device", "through"]
 
 AHEAD = 2  # batches that are decoded while one is in the network
 Prepared = Tensor | Exception
+
+
+class Passed(NamedTuple):
+    """One batch that went through."""
+
+    rows: range
+    bad: dict[int, str]  # rows that could not be read: why
+    features: np.ndarray  # (rows - bad, l), float32
+
+
+class _Batch(NamedTuple):
+    rows: range
+    bad: dict[int, str]
+    inputs: Tensor | None  # none if nothing in it could be read
 
 
 def extraction_device(name: str) -> torch.device:
@@ -35,12 +49,27 @@ def extraction_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def batches(samples: Samples, backbone: Backbone, start: int, size: int) -> Iterator[tuple[range, list[Prepared]]]:
-    """Rows and their prepared samples, decoded on threads a fixed number of batches ahead: memory stays constant.
+def through(
+    samples: Samples, backbone: Backbone, device: torch.device, *, start: int, size: int, mixed_precision: bool
+) -> Iterator[Passed]:
+    """The rows from ``start`` on, in their order.
 
     A batch always begins at a multiple of ``size``, also after a resumption: the same rows share a batch, so that the
-    same numbers come out to the last bit.
+    same numbers come out to the last bit. A GPU is given the next batch before the features of the last are waited for.
     """
+    backbone.module.to(device)
+    launched: tuple[_Batch, Tensor | None] | None = None
+    for batch in _batches(samples, backbone, device, start, size):
+        latest = batch, _launch(backbone, batch, device, mixed_precision)
+        if launched is not None:
+            yield _land(samples, backbone, *launched)
+        launched = latest
+    if launched is not None:
+        yield _land(samples, backbone, *launched)
+
+
+def _batches(samples: Samples, backbone: Backbone, device: torch.device, start: int, size: int) -> Iterator[_Batch]:
+    """Decoded and stacked on threads, a fixed number of batches ahead: memory does not grow with the samples."""
 
     def prepare(stored: Any) -> Prepared:
         try:
@@ -54,42 +83,56 @@ def batches(samples: Samples, backbone: Backbone, start: int, size: int) -> Iter
         except Exception as error:  # of a damaged archive or a vanished file
             return error
 
-    waiting: deque[tuple[range, list[Future[Prepared]]]] = deque()
-    with ThreadPoolExecutor(_n_threads()) as pool:
+    def stack(rows: range, futures: list[Future[Prepared]]) -> _Batch:
+        prepared = [future.result() for future in futures]
+        bad = {row: str(item) for row, item in zip(rows, prepared, strict=True) if isinstance(item, Exception)}
+        good = [item.numpy() for item in prepared if isinstance(item, Tensor)]
+        if len({item.shape for item in good}) > 1:
+            raise InputError(
+                f"{backbone.name} prepares images of {samples.name} to different sizes; resize them before"
+            )
+        # numpy copies on this thread alone; torch.stack would wake threads that fight with the network's.
+        inputs = torch.from_numpy(np.stack(good)) if good else None
+        return _Batch(rows, bad, inputs.pin_memory() if inputs is not None and device.type == "cuda" else inputs)
+
+    waiting: deque[Future[_Batch]] = deque()
+    with ThreadPoolExecutor(_n_threads()) as decoders, ThreadPoolExecutor(1) as stacker:
         try:
             for first in range(start, len(samples), size):
                 rows = range(first, min(first + size, len(samples)))
-                waiting.append((rows, [pool.submit(prepare, fetch(row)) for row in rows]))
+                waiting.append(stacker.submit(stack, rows, [decoders.submit(prepare, fetch(row)) for row in rows]))
                 if len(waiting) > AHEAD:
-                    ready, futures = waiting.popleft()
-                    yield ready, [future.result() for future in futures]
-            for ready, futures in waiting:
-                yield ready, [future.result() for future in futures]
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            stacker.shutdown(wait=False, cancel_futures=True)
+            decoders.shutdown(wait=False, cancel_futures=True)
 
 
-def forward(
-    backbone: Backbone, batch: list[Tensor], device: torch.device, mixed: bool, samples: Samples, rows: range
-) -> np.ndarray:
-    """(m, l) float32."""
-    if not batch:
-        return np.empty((0, 0), np.float32)
-    if len({item.shape for item in batch}) > 1:
-        raise InputError(f"{backbone.name} prepares images of {samples.name} to different sizes; resize them before")
+def _launch(backbone: Backbone, batch: _Batch, device: torch.device, mixed: bool) -> Tensor | None:
+    """(m, l) on the device; on a GPU it is still being computed."""
+    if batch.inputs is None:
+        return None
     exact = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=mixed)
     half = torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed)
     try:
         with torch.inference_mode(), half, exact:
-            features = backbone.forward(torch.stack(batch).to(device)).float().cpu().numpy()
+            return backbone.forward(batch.inputs.to(device, non_blocking=True)).float()
     except torch.OutOfMemoryError as error:
         raise InputError(
-            f"a batch of {len(batch)} does not fit into the memory of {device}; lower --batch-size"
+            f"a batch of {len(batch.inputs)} does not fit into the memory of {device}; lower --batch-size"
         ) from error
-    finite = np.isfinite(features).all(1)
-    if not finite.all():
-        raise InputError(f"{backbone.name} gives NaN or infinity in the batch from {samples.where(rows[0])} on")
-    return np.asarray(features)
+
+
+def _land(samples: Samples, backbone: Backbone, batch: _Batch, features: Tensor | None) -> Passed:
+    """Wait for the features and check them."""
+    if features is None:
+        return Passed(batch.rows, batch.bad, np.empty((0, 0), np.float32))
+    landed = features.cpu().numpy()
+    if not np.isfinite(landed).all():
+        raise InputError(f"{backbone.name} gives NaN or infinity in the batch from {samples.where(batch.rows[0])} on")
+    return Passed(batch.rows, batch.bad, landed)
 
 
 def _n_threads() -> int:
