@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -312,6 +314,15 @@ def test_vectors_of_a_table_become_a_features_file(no_network: Path, capsys: pyt
     dataset = load_dataset("f.npz")
     assert dataset.features.tolist() == [[0.5, 1], [1.5, 2]]
     assert dataset.column("site").tolist() == ["x", "y"]
+
+
+@needs_efficientnet
+def test_the_snippet_of_the_docs_runs(no_network: Path) -> None:
+    folder_of_images(Path("photos"), each=2)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "features.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["dataset"].features.shape == (6, 1280)
 
 
 @needs_efficientnet
