@@ -367,13 +367,13 @@ def test_real_images_agree_with_published_features(no_network: Path) -> None:
 @needs_efficientnet
 @needs_images
 def test_real_images_to_apfl_end_to_end(no_network: Path) -> None:
-    """Ten classes of 30 real images: features agree, and the federation learns far more than chance (10 %)."""
-    rows = real_images(Path("real.npz"), 300)
-    command = ["run", "--data", "real.npz", "--backbone", "efficientnet-lite0", "--clients", 4, "--alpha", 1]
-    assert apfl(*command, "--methods", "apfl", "--seeds", 0, "--out", "out") == 0
+    """All 3000 images, 100 classes: features agree row by row, and the federation learns far more than chance (1 %)."""
+    command = ["run", "--data", SHARED / "cifar100-images-3000.npz", "--backbone", "efficientnet-lite0"]
+    assert apfl(*command, "--clients", 10, "--alpha", 0.5, "--methods", "apfl", "--seeds", 0, "--out", "out") == 0
     [file] = (no_network / "features").iterdir()
-    assert correlations(np.load(file)["features"], rows).min() > 0.99
-    assert json.loads(Path("out/records.jsonl").read_text())["accuracy_client_mean"] > 0.6
+    with np.load(file) as found:
+        assert correlations(found["features"], found["feature_row"]).min() > 0.99
+    assert json.loads(Path("out/records.jsonl").read_text())["accuracy_client_mean"] > 0.4
 
 
 @pytest.mark.slow

@@ -18,7 +18,9 @@ from apfl.errors import InputError
 
 __all__ = ["Passed", "extraction_device", "through"]
 
-AHEAD = 2  # batches that are decoded while one is in the network
+# Batches that are decoded while one is in the network. On a CPU the network uses every core already, and decoding at
+# the same time makes its threads wait for each other: on two busy cores it ran at 0.78 of its bare speed, not at 0.95.
+AHEAD = {"cpu": 0, "cuda": 2, "mps": 2}
 Prepared = Tensor | Exception
 
 
@@ -101,7 +103,7 @@ def _batches(samples: Samples, backbone: Backbone, device: torch.device, start: 
             for first in range(start, len(samples), size):
                 rows = range(first, min(first + size, len(samples)))
                 waiting.append(stacker.submit(stack, rows, [decoders.submit(prepare, fetch(row)) for row in rows]))
-                if len(waiting) > AHEAD:
+                if len(waiting) > AHEAD[device.type]:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
