@@ -120,6 +120,7 @@ class Record:
     device: str
     versions: Mapping[str, str | None]
     chosen: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
 
     def to_json(self) -> str:
         """One line of ``records.jsonl``."""
