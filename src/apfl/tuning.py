@@ -7,20 +7,23 @@ points of a gradient method are trained side by side as further heads of the sam
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from apfl.container import replacing
 from apfl.federation import Method, Model, Shard
 from apfl.measure import client_accuracies
 from apfl.methods._training import Training, stacked_rounds
 from apfl.partition import split
 
-__all__ = ["ROUNDS", "Tuned", "grid", "hold_out", "tune"]
+__all__ = ["ROUNDS", "Tuned", "grid", "hold_out", "tune", "tune_once"]
 
 ROUNDS = 50
 HELD_OUT = 0.2
@@ -69,6 +72,25 @@ def tune(method: Method, clients: Sequence[Shard], n_classes: int, seed: int) ->
         results.append(point | {"accuracy_client_mean": float(np.mean(accuracies)) if accuracies else 0.0})
     best = max(range(len(points)), key=lambda i: float(results[i]["accuracy_client_mean"]))
     return Tuned(candidates[best], results)
+
+
+def tune_once(
+    path: Path, name: str, method: Method, clients: Sequence[Shard], n_classes: int, seed: int, run: Any = None
+) -> Tuned:
+    """`tune`, unless ``path`` (JSON lines) has the result already; ``run`` says on what data. New results are added."""
+    what = json.loads(json.dumps([name, asdict(method), seed, run]))  # type: ignore[call-overload]
+    lines = path.read_text().splitlines() if path.exists() else []
+    for line in lines:
+        known = json.loads(line)
+        if known["run"] == what:
+            return Tuned(replace(method, **known["chosen"]), known["results"])  # type: ignore[type-var]
+    tuned = tune(method, clients, n_classes, seed)
+    chosen = {key: getattr(tuned.method, key) for key in getattr(method, "grid", {})}
+    if chosen:
+        found = {"method": name, "chosen": chosen, "results": tuned.results, "run": what}
+        with replacing(path) as temporary:
+            temporary.write_text("".join(f"{line}\n" for line in [*lines, json.dumps(found)]))
+    return tuned
 
 
 def _trained(

@@ -130,8 +130,9 @@ class Stack:
         self.sizes = [len(clients[k]) for k in self.order]
         self.starts = np.cumsum([0, *self.sizes[:-1]])
         self.block = BLOCK if self.features.device.type == "cpu" else len(clients)
-        prelude = len(clients) * moments_bytes(first.normalise, self.features.shape[1])
-        self.bytes_up = self.bytes_down = prelude
+        # Moments, where the normaliser needs them, are summed before the first round.
+        self.prelude = len(clients) * moments_bytes(first.normalise, self.features.shape[1])
+        self.bytes_up = self.bytes_down = self.prelude
         self._schedules: dict[tuple[Any, ...], list[tuple[int, int, Tensor, Tensor]]] = {}
 
     @property
@@ -147,7 +148,7 @@ class Stack:
         values = [float(getattr(point, name)) for point in self.points]
         return self.features.new_tensor(values).repeat(len(self.sizes))[:, None, None]
 
-    def initial(self, *, bias: bool = True) -> Params:
+    def initial(self) -> Params:
         """One fresh model for each grid point, all the same: torch's default, U(-1/sqrt(n), 1/sqrt(n))."""
         rng, width = generator(self.seed, INITIAL), self.features.shape[1]
         params: Params = {}
@@ -229,7 +230,8 @@ class Stack:
         there = list(self.everyone) if everyone else self.participants(t)
         lr = self.value("lr") if lr is None else lr
         epochs = self.value("epochs") if epochs is None else epochs
-        most = int(epochs.max())
+        if not (most := int(epochs.max())):
+            return dict(params)
         alike = bool((epochs == most).all())
         index = None if len(there) == len(self.sizes) else self.heads_of(there)
         own = {name: p.clone() if index is None else p[index] for name, p in params.items()}

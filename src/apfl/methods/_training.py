@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -67,14 +68,16 @@ def stacked_rounds(
 ) -> Iterator[list[Round]]:
     """The rounds of several grid points of one method, trained side by side."""
     method, stack = points[0], Stack(points, clients, n_classes, seed)
-    t, state = (0, method.start(stack)) if resume is None else _unpack(resume, stack)
+    with _enough_threads(stack):
+        t, state = (0, method.start(stack)) if resume is None else _unpack(resume, stack)
     again = resume is not None
     while again or t < method.n_rounds:
-        if not again:
-            state = method.advance(stack, state, t)
-            t += 1
+        with _enough_threads(stack):
+            if not again:
+                state = method.advance(stack, state, t)
+                t += 1
+            heads = method.heads(stack, state, t)
         again = False
-        heads = method.heads(stack, state, t)
         for name, p in heads.items():
             if not bool(torch.isfinite(p.sum())) and name != "bias" and len(points) == 1:
                 raise InputError(f"training diverged in round {t} (lr {method.lr:g}): use a smaller lr")
@@ -82,13 +85,25 @@ def stacked_rounds(
         yield [
             Round(
                 _models(stack, heads, point),
-                index=t if stack.bytes_down else 0,
+                index=(t if stack.bytes_up > stack.prelude else 0) + bool(stack.prelude),
                 bytes_up=stack.bytes_up,
                 bytes_down=stack.bytes_down,
                 state=packed,
             )
             for point in range(len(points))
         ]
+
+
+@contextmanager
+def _enough_threads(stack: Stack) -> Iterator[None]:
+    """One thread where a step is so small that a second would only wait (ten times slower on a busy machine)."""
+    step = min(stack.block, len(stack.sizes)) * stack.points[0].batch * stack.features.shape[1] * stack.n_classes
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1 if step * len(stack.points) < 1e7 else threads)
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _models(stack: Stack, heads: Mapping[str, Tensor], point: int) -> list[LinearHead]:
