@@ -16,7 +16,8 @@ from apfl.federation import Dataset, Shard, load_model
 from apfl.measure import Record
 from apfl.methods import _heads, load_method
 from apfl.methods._training import stacked_rounds
-from head_toys import assert_same_heads, clusters, final, initial_head, one_thread, train_alone  # noqa: F401
+
+from .head_toys import assert_same_heads, clusters, final, initial_head, one_thread, train_alone  # noqa: F401
 
 SIZES = [37, 5, 64, 1, 20]  # out of order, one smaller than a minibatch, one a multiple of it
 

@@ -20,7 +20,8 @@ from apfl.methods._heads import Heads, Stack, proximal
 from apfl.methods._training import State
 from apfl.methods.fedavg import FedAvg
 from apfl.tuning import grid, hold_out, tune, tune_once
-from head_toys import clusters, final, one_thread  # noqa: F401
+
+from .head_toys import clusters, final, one_thread  # noqa: F401
 
 PERSONAL = ["fedavg_ft", "fedprox_ft", "ditto", "fedala", "fedselect", "fedas", "fedpcl", "local_head", "apfl"]
 

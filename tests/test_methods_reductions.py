@@ -9,7 +9,8 @@ import torch
 from apfl.methods import load_method
 from apfl.methods._heads import Stack
 from apfl.methods.fedala import _mix
-from head_toys import assert_same_heads, clusters, final, initial_head, one_thread, train_alone  # noqa: F401
+
+from .head_toys import assert_same_heads, clusters, final, initial_head, one_thread, train_alone  # noqa: F401
 
 SIZES = [37, 5, 64, 20]
 COMMON = {"n_rounds": 8, "batch": 16, "lr": 0.2}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -109,19 +110,25 @@ def run(
     # Everything that can be refused is refused before anything is run or written.
     federations = {seed: federate(dataset, protocol, seed) for seed in seed_list}
     folder = folder or Path("runs") / f"{Path(dataset.name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    if not any(len(shard) for federation in federations.values() for shard in federation.test):
+        raise InputError("no client has test rows, so there would be nothing to measure; keep some back for testing")
     if tune:
+        _check_folder(folder, dataset, protocol, {}, seed_list)
         chosen = _tuned(chosen, federations[seed_list[0]].to(where), dataset, protocol, seed_list[0], folder)
     _check_folder(folder, dataset, protocol, chosen, seed_list)
 
     records: list[Record] = []
     try:
         for seed, federation in federations.items():
-            records += _run_seed(federation.to(where), dataset, protocol, chosen, seed, folder, save)
+            for record in _run_seed(federation.to(where), dataset, protocol, chosen, seed, folder, save):
+                records.append(record)
     except KeyboardInterrupt:
-        err.print(
-            f"stopped. {len(records)} finished records are in {folder / 'records.jsonl'}; the same command goes on."
-        )
+        err.print(f"stopped; kept {len(records)} finished records in {folder / 'records.jsonl'}", soft_wrap=True)
         raise typer.Exit(130) from None
+    except InputError:
+        with suppress(OSError):  # not a trace if nothing was finished
+            folder.rmdir()
+        raise
     out.print(results_table(records))
     for record in records:
         if record.chosen and record.seed == seed_list[0]:
@@ -249,27 +256,26 @@ def _run_seed(
     seed: int,
     folder: Path,
     save: bool,
-) -> list[Record]:
-    records = []
-    checkpoints = folder / "checkpoints"
+) -> Iterator[Record]:
+    """Run every method on one federation; a record is yielded when it and its models are on disk."""
     with _progress() as progress:
         for name, method in chosen.items():
             task = progress.add_task(f"seed {seed}  {name}", total=None)
+            checkpoint = folder / "checkpoints" / f"{name}-seed-{seed}.safetensors"
             record, models = run_method(
                 name, method, federation, dataset, protocol, seed,
                 on_round=lambda r, task=task, name=name: progress.update(  # type: ignore[misc]
                     task, description=f"seed {seed}  {name}  round {r.index}"
                 ),
-                checkpoint=checkpoints / f"{name}-seed-{seed}.safetensors",
+                checkpoint=checkpoint,
             )  # fmt: skip
             if save:
                 progress.update(task, description=f"seed {seed}  {name}  writing models")
                 save_models(models, folder / "models" / name / f"seed-{seed}", dataset.class_names)
             keep_record(record, folder / "records.jsonl")
-            (checkpoints / f"{name}-seed-{seed}.safetensors").unlink(missing_ok=True)
-            records.append(record)
+            checkpoint.unlink(missing_ok=True)
+            yield record
             progress.remove_task(task)
-    return records
 
 
 def _tuned(
@@ -313,7 +319,9 @@ def _protocol(
 def _methods(names: str, assignments: Sequence[str]) -> dict[str, Method]:
     """The methods asked for, with the settings of --set."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
-    settings: dict[str, dict[str, Any]] = {name: {} for name in wanted}
+    if not wanted:
+        raise InputError(f"no methods given (have: {', '.join(method_names())})")
+    settings: dict[str, dict[str, Any]] = {name: {} for name in wanted if method_class(name)}
     for assignment in assignments:
         method, dot, rest = assignment.partition(".")
         key, equals, value = rest.partition("=")
@@ -323,8 +331,6 @@ def _methods(names: str, assignments: Sequence[str]) -> dict[str, Method]:
             method_class(method)
             raise InputError(f"--set {assignment!r} is for {method}, which is not run; add it to --methods")
         settings[method][key] = value
-    if not wanted:
-        raise InputError(f"no methods given (have: {', '.join(method_names())})")
     return {name: load_method(name, **settings[name]) for name in wanted}
 
 

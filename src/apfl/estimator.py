@@ -54,7 +54,7 @@ class _Rows:
 class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """One classifier for each client: a ridge shared by all, plus a private ridge on what it gets wrong locally.
 
-    Minimises, over the shared primary stream G and each client's refinement stream P_k,
+    Minimises, over the shared primary stream G and each client's refinement stream P_k::
 
         |Y - Phi G|^2 + gamma |G|^2          over the rows of all clients, then
         |(Y_k - Phi_k G) - Psi_k P_k|^2 + beta |P_k|^2    over the client's own,
@@ -172,7 +172,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             if X is None or y is None:
                 raise InputError(f"the rows of client {client!r} were not kept (keep_rows=False): give its X and y")
             X, y = validate_data(self, X, y, dtype=np.float64, reset=False)
-            rows = _Rows(torch.from_numpy(X), self._encode(y), None)
+            rows = _Rows(_tensor(X), self._encode(y), None)
             if rows.digest() != self._digests[client]:
                 raise InputError(
                     f"the rows given for client {client!r} are not those it joined with; give exactly those"
@@ -245,10 +245,10 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         else:
             seed = int(check_random_state(self.random_state).randint(2**31))
         self._maps = tuple(
-            random_map(X.shape[1], d, activation, 2 * seed + stream, intercept=self.intercept).like(torch.from_numpy(X))
+            random_map(X.shape[1], d, activation, 2 * seed + stream, intercept=self.intercept).like(_tensor(X[:1]))
             for stream, d, activation in zip((0, 1), (self.d_primary, self.d_refinement), activations, strict=True)
         )
-        self._normaliser = normaliser(self.normalise, moments(torch.from_numpy(X)))
+        self._normaliser = normaliser(self.normalise, moments(_tensor(X)))
         self._models: dict[Hashable, DualStream] = {}
         self._rows: dict[Hashable, _Rows] = {}
         self._digests: dict[Hashable, str] = {}
@@ -258,6 +258,9 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     def _join(self, X: np.ndarray, y: np.ndarray, clients: Any, groups: Any) -> Self:
         """Add rows to the statistics and to their clients, then publish."""
+        for name in ("gamma", "beta"):  # before anything changes
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} {getattr(self, name)} given; it must be greater than 0")
         new = dict(self._by_client(X, y, clients, groups))
         for client in new:
             if client in self._models and client not in self._rows:
@@ -288,7 +291,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         for name, rows in order.items():
             yield (
                 name,
-                _Rows(torch.from_numpy(X[rows]), labels[rows], None if group_codes is None else group_codes[rows]),
+                _Rows(_tensor(X[rows]), labels[rows], None if group_codes is None else group_codes[rows]),
             )
 
     def _encode(self, y: np.ndarray) -> Tensor:
@@ -315,8 +318,6 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     def _publish(self, given: dict[Hashable, _Rows] | None = None) -> Self:
         """Solve the primary; refit every client whose rows are at hand; choose the temperatures."""
-        if not self.gamma > 0:
-            raise InputError(f"gamma {self.gamma} given; it must be greater than 0")
         factor = factorise(self.statistics_, self.gamma)
         primary = torch.cholesky_solve(self.statistics_.crosscorrelation, factor)
         at_hand = self._rows | (given or {})
@@ -356,7 +357,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         for name in dict.fromkeys(names):
             rows = np.array([row for row, other in enumerate(names) if other == name])
             model = self._models.get(name, self._primary_alone)
-            scores[rows] = model.scores(torch.from_numpy(X[rows])).numpy()
+            scores[rows] = model.scores(_tensor(X[rows])).numpy()
             temperatures[rows] = model.temperature or 1.0
         return scores, temperatures
 
@@ -369,6 +370,11 @@ def _temperature(scores: np.ndarray, labels: np.ndarray) -> float:
         return float((logsumexp(scaled, axis=1) - scaled[np.arange(len(labels)), labels]).mean())
 
     return float(np.exp(minimize_scalar(loss, bounds=(-7.0, 3.0), method="bounded").x))
+
+
+def _tensor(rows: np.ndarray) -> Tensor:
+    """The rows as a tensor; copied where torch could not share them (read-only, or with negative strides)."""
+    return torch.from_numpy(np.require(rows, requirements=["C", "W"]))
 
 
 def _code(group: Hashable) -> int:

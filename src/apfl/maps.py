@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,9 +23,10 @@ from torch.nn import functional
 
 from apfl.errors import InputError, unknown
 
-__all__ = ["ACTIVATIONS", "FeatureMap", "random_map", "raw_map"]
+__all__ = ["ACTIVATIONS", "Activation", "FeatureMap", "random_map", "raw_map"]
 
-# The paper's eight, in the paper's order; each may overwrite its argument. `cosine` is added in FeatureMap.
+Activation = Literal["relu", "leaky_relu", "gelu", "tanh", "sigmoid", "hardswish", "softshrink", "identity", "cosine"]
+# The paper's eight, in the paper's order; and cosine; each may overwrite its argument.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,
     "leaky_relu": functional.leaky_relu_,

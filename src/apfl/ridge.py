@@ -178,12 +178,13 @@ def solve(stats: Statistics, ridge: float) -> Tensor:
     """G = (Phi'Phi + ridge I)^-1 Phi'Y, (d, c), by Cholesky.
 
     >>> rows = torch.eye(2, dtype=torch.float64)
-    >>> solve(statistics(rows, rows), ridge=1.0).tolist()
-    [[0.5, 0.0], [0.0, 0.5]]
+    >>> solve(statistics(rows, rows), ridge=3.0).tolist()
+    [[0.25, 0.0], [0.0, 0.25]]
     """
     if not bool(torch.isfinite(stats.crosscorrelation).all()):
         raise InputError("the statistics contain NaN or infinity; find the client that sent them and leave it out")
-    return torch.cholesky_solve(stats.crosscorrelation, factorise(stats, ridge))  # (d, c)
+    # Row-major, as it comes back from disk: the memory order decides the last bit of a product.
+    return torch.cholesky_solve(stats.crosscorrelation, factorise(stats, ridge)).contiguous()  # (d, c)
 
 
 def gram(rows: Tensor) -> Tensor:

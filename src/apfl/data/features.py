@@ -45,7 +45,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise InputError(f"there is no file {path}")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile, AttributeError, EOFError) as error:
         raise InputError(

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from apfl.exchange import message_bytes, nbytes
 from apfl.federation import Round, Shard
-from apfl.maps import random_map
+from apfl.maps import Activation, random_map
 from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
 from apfl.normalise import Normalise
 from apfl.ridge import one_hot, solve
@@ -36,8 +36,8 @@ class APFL:
     gamma: Annotated[float, Field(ge=0)] = 1.0
     beta: Annotated[float, Field(gt=0)] = 1.0
     balance: Annotated[float, Field(ge=0)] = 0.5
-    activation_primary: str = "relu"
-    activation_refinement: str = "relu"
+    activation_primary: Activation = "relu"
+    activation_refinement: Activation = "relu"
     intercept: bool = False
     normalise: Normalise = "row"
 

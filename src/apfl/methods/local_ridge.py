@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from apfl.federation import Round, Shard
-from apfl.maps import random_map
+from apfl.maps import Activation, random_map
 from apfl.methods._primary import shared_normaliser
 from apfl.normalise import Normalise, moments, normaliser
 from apfl.ridge import one_hot
@@ -23,7 +23,7 @@ class LocalRidge:
 
     d: Annotated[int, Field(gt=0)] = 1024
     gamma: Annotated[float, Field(gt=0)] = 1.0
-    activation: str = "relu"
+    activation: Activation = "relu"
     intercept: bool = False
     normalise: Normalise = "row"
 

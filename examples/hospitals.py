@@ -1,0 +1,31 @@
+"""Three hospitals, one of which leaves again.
+
+Run it: python examples/hospitals.py
+"""
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+from apfl import APFLClassifier
+
+# Digits stand in for images; each hospital sees mostly some of the classes.
+X, y = load_digits(return_X_y=True)
+rng = np.random.default_rng(0)
+usual = np.array(["north", "south", "west"])[np.digitize(y, [3, 7])]
+hospital = np.where(rng.random(len(y)) < 0.9, usual, rng.choice(["north", "south", "west"], len(y)))
+train = rng.random(len(y)) < 0.5
+
+clf = APFLClassifier(d_primary=256, d_refinement=256)
+clf.fit(X[train], y[train], clients=hospital[train])
+
+for name in clf.clients_:
+    own = ~train & (hospital == name)
+    personal = clf.score(X[own], y[own], clients=hospital[own])
+    shared = clf.score(X[own], y[own], clients=["a hospital that was not there"] * own.sum())
+    print(f"{name:6} shared stream alone {shared:.3f}   with its own refinement {personal:.3f}")
+
+# South leaves: what remains is the model that would exist had it never joined.
+clf.remove_client("south")
+never = train & (hospital != "south")
+without = APFLClassifier(d_primary=256, d_refinement=256).fit(X[never], y[never], clients=hospital[never])
+print(f"south left; difference to never having joined: {np.abs(clf.primary_ - without.primary_).max():.0e}")

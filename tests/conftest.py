@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+from apfl.federation import Shard
+
+# Drawn sizes make single examples slow now and then on a loaded machine; that says nothing about the code.
+settings.register_profile("default", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("default")
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def cifar100() -> Path:
+    path = SHARED / "cifar100-efficientnet-lite0.npz"
+    if not path.exists():
+        pytest.skip(f"needs {path}, which is not part of the project")
+    return path
+
+
+def draw_clients(
+    sizes: list[int], n_features: int, n_classes: int, seed: int, dtype: torch.dtype = torch.float64
+) -> list[Shard]:
+    """Clients with random rows; small ones lack classes, as real ones do."""
+    rng = np.random.default_rng(seed)
+    return [
+        Shard(
+            torch.from_numpy(rng.normal(size=(n, n_features))).to(dtype),
+            torch.from_numpy(rng.integers(n_classes, size=n)),
+        )
+        for n in sizes
+    ]

@@ -1,0 +1,182 @@
+"""The scikit-learn face."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sklearn
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, GroupKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from apfl import APFLClassifier, DualStream, InputError
+from apfl.federation import Shard
+from apfl.methods import load_method
+
+SMALL = {"d_primary": 96, "d_refinement": 64}
+
+
+@parametrize_with_checks([APFLClassifier(**SMALL)])
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def sites() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Digits at three sites that differ in labels."""
+    X, y = load_digits(return_X_y=True)
+    rng = np.random.default_rng(0)
+    preferred = np.digitize(y, [3, 7])
+    site = np.where(rng.random(len(y)) < 0.8, preferred, rng.integers(3, size=len(y)))
+    return X[:700], y[:700], np.array(["a", "b", "c"])[site[:700]]
+
+
+def same(one: APFLClassifier, other: APFLClassifier, X: np.ndarray, clients: np.ndarray) -> None:
+    assert sorted(one.clients_) == sorted(other.clients_)
+    a, b = one.decision_function(X, clients), other.decision_function(X, clients)
+    np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(one.primary_, other.primary_, rtol=1e-9, atol=1e-9)
+    # T is found by a bounded search that stops at 1e-5 in log T.
+    np.testing.assert_allclose(one.predict_proba(X, clients), other.predict_proba(X, clients), atol=1e-3)
+
+
+def test_it_is_the_method_apfl(sites):
+    X, y, clients = sites
+    clf = APFLClassifier(**SMALL, random_state=3).fit(X, y, clients=clients)
+    shards = [Shard(torch.from_numpy(X[clients == k]), torch.from_numpy(y[clients == k])) for k in "abc"]
+    (only,) = load_method("apfl", **SMALL).rounds(shards, 10, 3)
+    for k, model in zip("abc", only.models, strict=True):
+        rows = X[clients == k]
+        np.testing.assert_allclose(
+            clf.decision_function(rows, [k] * len(rows)), model.scores(torch.from_numpy(rows)), rtol=1e-9, atol=1e-9
+        )
+
+
+def test_removing_and_adding_a_client_is_exact(sites):
+    X, y, clients = sites
+    everyone = APFLClassifier(**SMALL).fit(X, y, clients=clients)
+    without = APFLClassifier(**SMALL).fit(X[clients != "b"], y[clients != "b"], clients=clients[clients != "b"])
+    own = clients == "b"
+    same(clone(everyone).fit(X, y, clients=clients).remove_client("b"), without, X, clients)
+    same(without.add_client("b", X[own], y[own]), everyone, X, clients)
+
+
+@pytest.mark.parametrize("normalise", ["row", "none"])
+def test_partial_fit_equals_fit(sites, normalise):
+    X, y, clients = sites
+    whole = APFLClassifier(**SMALL, normalise=normalise).fit(X, y, clients=clients)
+    parts = APFLClassifier(**SMALL, normalise=normalise)
+    for rows in np.array_split(np.arange(len(y)), 4):
+        parts.partial_fit(X[rows], y[rows], classes=range(10), clients=clients[rows])
+    same(parts, whole, X, clients)
+
+
+def test_without_kept_rows_a_leaver_brings_its_own(sites):
+    X, y, clients = sites
+    own, others = clients == "b", clients != "b"
+    clf = APFLClassifier(**SMALL, keep_rows=False).fit(X, y, clients=clients)
+    with pytest.raises(InputError, match="not kept"):
+        clf.remove_client("b")
+    with pytest.raises(InputError, match="exactly those"):
+        clf.remove_client("b", X[own][1:], y[own][1:])
+    with pytest.raises(InputError, match="remove it and add it again"):
+        clf.partial_fit(X[own], y[own], clients=clients[own])
+    before = clf.decision_function(X[others], clients[others])
+    clf.remove_client("b", X[own][::-1], y[own][::-1])  # in any order
+    np.testing.assert_array_equal(clf.decision_function(X[others], clients[others]), before)  # until they refit
+    clf.refit(X[others], y[others], clients=clients[others])
+    same(clf, APFLClassifier(**SMALL).fit(X[others], y[others], clients=clients[others]), X, clients)
+
+
+def test_an_unknown_client_gets_the_primary_alone(sites):
+    X, y, clients = sites
+    clf = APFLClassifier(**SMALL).fit(X, y, clients=clients)
+    primary_alone = APFLClassifier(**SMALL, balance=0.0).fit(X, y, clients=clients)
+    new = ["new"] * len(y)
+    alone = primary_alone.decision_function(X, clients)
+    np.testing.assert_allclose(clf.decision_function(X, new), alone, rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(clf.decision_function(X), clf.decision_function(X, new))  # nobody named: unknown
+    assert not np.allclose(clf.decision_function(X, clients), clf.decision_function(X, new))
+
+
+def test_personal_models_are_better_at_home(sites):
+    X, y, clients = sites
+    clf = APFLClassifier(**SMALL).fit(X[:500], y[:500], clients=clients[:500])
+    at_home = clf.score(X[500:], y[500:], clients=clients[500:])
+    neighbour = {"a": "b", "b": "c", "c": "a"}
+    abroad = clf.score(X[500:], y[500:], clients=[neighbour[site] for site in clients[500:]])
+    assert at_home > abroad
+
+
+def test_probabilities_are_calibrated_by_left_out_scores(sites):
+    X, y, clients = sites
+    clf = APFLClassifier(**SMALL).fit(X[:500], y[:500], clients=clients[:500])
+    chosen = clf.predict_proba(X[500:], clients[500:])
+    np.testing.assert_allclose(chosen.sum(1), 1)
+    scores = clf.decision_function(X[500:], clients[500:])
+    assert np.array_equal(chosen.argmax(1), scores.argmax(1))
+
+    def loss(temperature: float) -> float:
+        scaled = np.exp(scores / temperature)
+        return log_loss(y[500:], scaled / scaled.sum(1, keepdims=True), labels=range(10))
+
+    # New rows agree with the choice made on left-out rows: neither half nor double the temperature is better.
+    temperature = clf.model("a").temperature
+    assert loss(temperature) < min(loss(temperature / 2), loss(temperature * 2))
+
+
+def test_groups_are_left_out_together(sites):
+    """Every row twice: leaving one copy out leaves its twin in, unless they are one group."""
+    X, y, _ = sites
+    X, y = np.repeat(X[:150], 2, axis=0), np.repeat(y[:150], 2)
+    blind = APFLClassifier(**SMALL, gamma=0.01).fit(X, y)
+    aware = APFLClassifier(**SMALL, gamma=0.01).fit(X, y, groups=np.arange(300) // 2)
+    np.testing.assert_allclose(blind.decision_function(X), aware.decision_function(X))  # the fit is the same
+    assert blind.model().temperature < aware.model().temperature  # twins make left-out scores look too sure
+
+
+def test_a_client_model_can_be_saved(sites, tmp_path):
+    X, y, clients = sites
+    clf = APFLClassifier(**SMALL).fit(X, y.astype(str), clients=clients)
+    clf.model("a").save(tmp_path / "a.safetensors")
+    loaded = DualStream.load(tmp_path / "a.safetensors")
+    rows = X[clients == "a"]
+    np.testing.assert_allclose(loaded.scores(torch.from_numpy(rows)), clf.decision_function(rows, ["a"] * len(rows)))
+    assert list(loaded.class_names) == list(clf.classes_)
+
+
+def test_pipeline_and_grid_search_route_clients(sites):
+    X, y, clients = sites
+    with sklearn.config_context(enable_metadata_routing=True):
+        clf = APFLClassifier(**SMALL).set_fit_request(clients=True, groups=False).set_score_request(clients=True)
+        search = GridSearchCV(
+            make_pipeline(StandardScaler(), clf), {"apflclassifier__balance": [0.0, 0.5]}, cv=GroupKFold(2)
+        )
+        search.fit(X, y, clients=clients, groups=np.arange(len(y)) // 5)
+        assert search.score(X, y, clients=clients) > 0.9
+        assert search.best_estimator_[-1].clients_ == list(dict.fromkeys(clients.tolist()))
+
+
+def test_bad_input_is_refused(sites):
+    X, y, clients = sites
+    clf = APFLClassifier(**SMALL).fit(X, y, clients=clients)
+    for call, message in [
+        (lambda: clf.add_client("a", X, y), "already there"),
+        (lambda: clf.remove_client("z"), "have: "),
+        (lambda: clf.partial_fit(X[:3], [0, 1, 77]), "not among the classes"),
+        (lambda: clf.predict(X, clients[:5]), "5 clients for 700 rows"),
+        (lambda: clf.fit(X, y, groups=[1, 2]), "2 groups for 700 rows"),
+        (lambda: clf.refit(X, y, clients=["z"] * 700), "no client 'z'"),
+        (lambda: APFLClassifier(gamma=0.0).fit(X, y), "greater than 0"),
+        (lambda: APFLClassifier(beta=-1.0).fit(X, y), "greater than 0"),
+        (lambda: APFLClassifier(activations="rellu").fit(X, y), "did you mean 'relu'"),
+        (lambda: APFLClassifier(normalise="rows").fit(X, y), "did you mean 'row'"),
+        (lambda: APFLClassifier(**SMALL).fit(X, y).remove_client("alone"), "the only one"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            call()
