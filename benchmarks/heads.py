@@ -21,7 +21,7 @@ import torch
 
 from apfl.federation import Shard
 from apfl.methods import load_method
-from apfl.methods._heads import Stack
+from apfl.methods._stack import Stack
 
 CLIENTS, ROWS, WIDTH, CLASSES = 100, 320, 768, 100
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from apfl.federation import Shard
-from apfl.methods._heads import BATCHES, INITIAL, generator
+from apfl.methods._stack import BATCHES, INITIAL, generator
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from apfl.errors import InputError
 from apfl.experiment import Protocol, federate, run
 from apfl.federation import Dataset, Shard, load_model
 from apfl.measure import Record
-from apfl.methods import _heads, load_method
+from apfl.methods import _stack, load_method
 from apfl.methods._training import stacked_rounds
 
 from .head_toys import assert_same_heads, clusters, final, initial_head, one_thread, train_alone  # noqa: F401
@@ -44,7 +44,7 @@ def test_any_sizes_batches_and_blocks_train_alike(sizes: list[int], batch: int, 
     clients = clusters(sizes, seed=1)
     method = load_method("local_head", n_rounds=2, lr=0.3, epochs=2, batch=batch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_heads, "BLOCK", block)
+        patch.setattr(_stack, "BLOCK", block)
         models = final(method, clients, 4, seed).models
     for k, shard in enumerate(clients):
         head = initial_head(seed, 6, 4)
@@ -58,7 +58,7 @@ def test_adapter_gradient_is_autograd() -> None:
     """Head, offset and adapter after one step on all rows, against the chain rule as torch applies it."""
     (shard,) = clusters([24])
     method = load_method("feddbe", adapter=5, n_rounds=1, epochs=1, batch=24, lr=0.5)
-    stack = _heads.Stack([method], [shard], 4, 0)
+    stack = _stack.Stack([method], [shard], 4, 0)
     params = stack.initial() | {"offset": torch.linspace(-1, 1, 5, dtype=torch.float64).view(1, 1, 5)}
     stepped = stack.train(params, 0)
     leaves = {name: p.clone().requires_grad_() for name, p in params.items()}
@@ -90,7 +90,7 @@ def test_grid_points_side_by_side_are_runs_of_their_own(name: str, adapter: int)
 def test_sampling_and_dropout_draw_the_same_clients_for_every_method() -> None:
     clients = clusters([20] * 8)
     stacks = [
-        _heads.Stack([load_method(name, participation=0.5, dropout=0.4)], clients, 4, 7) for name in ("fedavg", "ditto")
+        _stack.Stack([load_method(name, participation=0.5, dropout=0.4)], clients, 4, 7) for name in ("fedavg", "ditto")
     ]
     draws = [[stack.participants(t) for t in range(30)] for stack in stacks]
     assert draws[0] == draws[1]
@@ -101,7 +101,7 @@ def test_sampling_and_dropout_draw_the_same_clients_for_every_method() -> None:
 def test_who_is_away_neither_trains_nor_counts() -> None:
     clients = clusters(SIZES)
     method = load_method("fedavg", n_rounds=1, participation=0.4, batch=16, epochs=1, lr=0.2)
-    stack = _heads.Stack([method], clients, 4, 0)
+    stack = _stack.Stack([method], clients, 4, 0)
     there = [stack.order[place] for place in stack.participants(0)]
     assert len(there) == 2
     local = [train_alone(initial_head(0, 6, 4), clients[k], k, 0, seed=0, lr=0.2, epochs=1, batch=16)[0] for k in there]
@@ -187,7 +187,7 @@ def test_bad_clients_are_refused() -> None:
 
 
 def test_initial_head_has_torchs_default_bounds() -> None:
-    stack = _heads.Stack([load_method("fedavg", adapter=50)], clusters([10], width=400), 4, 0)
+    stack = _stack.Stack([load_method("fedavg", adapter=50)], clusters([10], width=400), 4, 0)
     for name, width in (("base_weight", 400), ("base_bias", 400), ("weight", 50), ("bias", 50)):
         drawn = np.abs(stack.initial()[name].numpy())
         assert drawn.max() <= width**-0.5

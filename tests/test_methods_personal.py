@@ -16,7 +16,8 @@ from apfl.experiment import Protocol, federate
 from apfl.federation import Shard
 from apfl.measure import client_accuracies
 from apfl.methods import load_method
-from apfl.methods._heads import Heads, Stack, proximal
+from apfl.methods._heads import Heads, proximal
+from apfl.methods._stack import Stack
 from apfl.methods._training import State
 from apfl.methods.fedavg import FedAvg
 from apfl.tuning import grid, hold_out, tune, tune_once

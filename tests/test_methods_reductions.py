@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from apfl.methods import load_method
-from apfl.methods._heads import Stack
+from apfl.methods._stack import Stack
 from apfl.methods.fedala import _mix
 
 from .head_toys import assert_same_heads, clusters, final, initial_head, one_thread, train_alone  # noqa: F401

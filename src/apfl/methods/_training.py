@@ -19,7 +19,8 @@ from torch import Tensor
 from apfl.errors import InputError
 from apfl.federation import Round, Shard
 from apfl.heads import LinearHead
-from apfl.methods._heads import Params, Stack
+from apfl.methods._heads import Params
+from apfl.methods._stack import Stack
 from apfl.normalise import Normalise
 
 State = dict[str, Params]

@@ -13,7 +13,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from apfl.methods._heads import Params, Stack, proximal
+from apfl.methods._heads import Params, proximal
+from apfl.methods._stack import Stack
 from apfl.methods._training import RATES, State, Training
 
 MU = (0.001, 0.01, 0.1)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from apfl.methods._heads import Stack
+from apfl.methods._stack import Stack
 from apfl.methods._training import RATES, State, Training
 from apfl.methods.fedavg_ft import finetuned
 from apfl.methods.fedprox import proximal_round

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from apfl.methods._heads import Stack
+from apfl.methods._stack import Stack
 from apfl.methods._training import RATES, State, Training
 
 
