@@ -54,6 +54,17 @@ def test_any_sizes_batches_and_blocks_train_alike(sizes: list[int], batch: int, 
         torch.testing.assert_close(models[k].bias, head[1], rtol=1e-9, atol=1e-9)
 
 
+def test_blocks_on_threads_of_their_own_train_alike(monkeypatch) -> None:
+    monkeypatch.setattr(_stack, "BLOCK", 2)
+    stack = _stack.Stack([load_method("fedavg", batch=8)], clusters([30, 17, 9, 40, 22, 5, 31]), 4, 0)
+    start = stack.spread(stack.initial())
+    alone = stack.train(start, 0)
+    torch.set_num_threads(3)
+    together = stack.train(start, 0)
+    assert all(torch.equal(alone[name], together[name]) for name in alone)
+    assert torch.get_num_threads() == 3
+
+
 def test_adapter_gradient_is_autograd() -> None:
     """Head, offset and adapter after one step on all rows, against the chain rule as torch applies it."""
     (shard,) = clusters([24])

@@ -19,9 +19,10 @@ from apfl.errors import InputError
 from apfl.federation import Shard
 from apfl.methods._heads import Batch, Params, Rule, descend, step
 from apfl.methods._primary import moments_bytes, shared_normaliser
+from apfl.workers import over_clients
 
 BATCHES, SAMPLING, INITIAL, WINDOWS = 1, 2, 3, 4  # what a stream of random numbers is for
-BLOCK = 16  # clients trained together on a CPU: their heads stay in its cache for a whole round
+BLOCK = 16  # heads trained together on a CPU: they stay in its cache for a whole round, one block for each core
 
 
 def generator(seed: int, purpose: int, t: int = 0, k: int = 0) -> np.random.Generator:
@@ -43,7 +44,7 @@ class Stack:
         self.labels = torch.cat([clients[k].labels for k in self.order]).long()
         self.sizes = [len(clients[k]) for k in self.order]
         self.starts = np.cumsum([0, *self.sizes[:-1]])
-        self.block = BLOCK if self.features.device.type == "cpu" else len(clients)
+        self.block = max(1, BLOCK // len(points)) if self.features.device.type == "cpu" else len(clients)
         # Moments, where the normaliser needs them, are summed before the first round.
         self.prelude = len(clients) * moments_bytes(first.normalise, self.features.shape[1])
         self.bytes_up = self.bytes_down = self.prelude
@@ -149,11 +150,16 @@ class Stack:
         alike = bool((epochs == most).all())
         index = None if len(there) == len(self.sizes) else self.heads_of(there)
         own = {name: p.clone() if index is None else p[index] for name, p in params.items()}
-        for batch in self.batches(there, self.shuffles(t, most, skip)):
-            rate = lr[batch.heads]
-            if not alike:
-                rate = rate * (batch.epoch < epochs[batch.heads])
-            step({name: p[batch.own] for name, p in own.items()}, batch, rate, rule, penalty=penalty)
+        rows = self.shuffles(t, most, skip)
+
+        def work(first: int) -> None:
+            for batch in self._block(there, first, rows, self.points[0].batch):
+                rate = lr[batch.heads]
+                if not alike:
+                    rate = rate * (batch.epoch < epochs[batch.heads])
+                step({name: p[batch.own] for name, p in own.items()}, batch, rate, rule, penalty=penalty)
+
+        over_clients(work, range(0, len(there), self.block), self.features.device)
         if index is None:
             return own
         return {name: p.index_copy(0, index, own[name]) for name, p in params.items()}
@@ -161,26 +167,25 @@ class Stack:
     def batches(
         self, places: Sequence[int], rows: Callable[[int], list[np.ndarray]], size: int | None = None
     ) -> Iterator[Batch]:
-        """Minibatches of the clients at some places; ``rows`` gives a client's rows for each epoch.
+        """Minibatches of the clients at some places; ``rows`` gives a client's rows for each epoch."""
+        for first in range(0, len(places), self.block):
+            yield from self._block(places, first, rows, size or self.points[0].batch)
 
-        Clients do not meet within a round, so a block of them goes through all its epochs before the next one.
-        """
-        n_points, device = len(self.points), self.features.device
-        size = size or self.points[0].batch
-        block = max(1, self.block // n_points) if device.type == "cpu" else self.block
-        for first in range(0, len(places), block):
-            some = places[first : first + block]
-            drawn = [rows(place) for place in some]
-            table = torch.from_numpy(np.stack([np.concatenate(epoch) for epoch in zip(*drawn, strict=True)])).to(device)
-            schedule = self._schedule(tuple(len(own[0]) for own in drawn), size)
-            index = None if len(places) == len(self.sizes) else self.heads_of(some)
-            for epoch, shuffled in enumerate(table):
-                for a, b, positions, share in schedule:
-                    chosen = shuffled[positions]
-                    x = self.features.index_select(0, chosen.flatten()).view(*chosen.shape, -1)
-                    own = slice(first * n_points + a, first * n_points + b)
-                    heads = own if index is None else index[a:b]
-                    yield Batch(heads, own, epoch, x, self.labels[chosen], share)
+    def _block(
+        self, places: Sequence[int], first: int, rows: Callable[[int], list[np.ndarray]], size: int
+    ) -> Iterator[Batch]:
+        """Those of one block. Clients do not meet within a round, so it may run through all epochs by itself."""
+        n_points, some = len(self.points), places[first : first + self.block]
+        drawn = [rows(place) for place in some]
+        table = torch.from_numpy(np.stack([np.concatenate(epoch) for epoch in zip(*drawn, strict=True)]))
+        schedule = self._schedule(tuple(len(own[0]) for own in drawn), size)
+        index = None if len(places) == len(self.sizes) else self.heads_of(some)
+        for epoch, shuffled in enumerate(table.to(self.features.device)):
+            for a, b, positions, share in schedule:
+                chosen = shuffled[positions]
+                x = self.features.index_select(0, chosen.flatten()).view(*chosen.shape, -1)
+                own = slice(first * n_points + a, first * n_points + b)
+                yield Batch(own if index is None else index[a:b], own, epoch, x, self.labels[chosen], share)
 
     def heads_of(self, places: Sequence[int]) -> Tensor:
         """The heads of the clients at some places, (heads,)."""
@@ -189,12 +194,12 @@ class Stack:
 
     def _schedule(self, sizes: tuple[int, ...], size: int) -> list[tuple[int, int, Tensor, Tensor]]:
         """The steps of one epoch of a block: (first head, last head + 1, where their rows stand, 1 / rows)."""
-        key = (sizes, size)
-        if key not in self._schedules:
+        found = self._schedules.get((sizes, size))
+        if found is None:
             if len(self._schedules) > 64:  # sampled clients make a new block almost every round
                 self._schedules.clear()
-            self._schedules[key] = list(self._steps(np.array(sizes), size))
-        return self._schedules[key]
+            found = self._schedules[sizes, size] = list(self._steps(np.array(sizes), size))
+        return found
 
     def _steps(self, sizes: np.ndarray, size: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
         starts, n_points = np.cumsum([0, *sizes[:-1]]), len(self.points)
