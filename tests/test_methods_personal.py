@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from apfl.cli import main
 from apfl.data import load_dataset
-from apfl.experiment import Protocol, federate
+from apfl.experiment import Protocol, federate, read_records
 from apfl.federation import Shard
 from apfl.measure import client_accuracies
 from apfl.methods import load_method
@@ -119,6 +121,22 @@ def test_tuning_chooses_the_best_point_of_its_grid(name: str, tmp_path: Path) ->
     assert path.exists() == bool(points)
     if points:  # the second time it is read, not trained: clients that would be refused are never looked at
         assert tune_once(path, name, method, [], 4, 0).method == tuned.method
+
+
+def test_the_command_line_tunes_once_and_runs_what_was_chosen(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    command = ["run", "--methods", "fedavg,fedncm", "--seeds", "0,1", "--tune", "--set", "fedavg.n_rounds=2"]
+    for _ in range(2):  # the second time with the tuning of the first
+        with pytest.raises(SystemExit) as stopped:
+            main([*command, "--no-save-models", "--out", str(folder)])
+        assert not stopped.value.code
+    (line,) = (folder / "tuning.jsonl").read_text().splitlines()
+    found = json.loads(line)
+    best = max(found["results"], key=lambda each: each["accuracy_client_mean"])
+    records = read_records(folder / "records.jsonl")
+    assert [(r.method, r.seed) for r in records] == [(m, s) for s in (0, 1) for m in ("fedavg", "fedncm")]
+    assert {r.settings["lr"] for r in records if r.method == "fedavg"} == {best["lr"]} == {found["chosen"]["lr"]}
+    assert {each.name for each in folder.iterdir()} == {"records.jsonl", "tuning.jsonl"}
 
 
 CIFAR = Path(__file__).parents[2] / "shared" / "data" / "cifar100-efficientnet-lite0.npz"
