@@ -7,8 +7,10 @@
 on training rows of seed 0. OUT/records.jsonl has a line as soon as a run is done, OUT/tuning.jsonl every grid point.
 What --resume FOLDER already holds is copied and not run again; --seconds stops between two runs.
 
-Needs nothing installed but the libraries named at the first line, if one is missing. They may lie in a folder .vendor
-beside src:  pip install --target .vendor --python-version 3.12 --only-binary=:all: pydantic scikit-learn threadpoolctl
+Needs no installed apfl; a missing library is named at once. Missing ones may lie in a folder .vendor beside src:
+
+    pip install --target .vendor --python-version 3.12 --only-binary=:all: pydantic
+    pip install --target .vendor --python-version 3.12 --only-binary=:all: --no-deps scikit-learn joblib narwhals ...
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ missing = [
     if importlib.util.find_spec(name) is None
 ]
 if missing:
-    sys.exit(f"missing: {', '.join(missing)}; install them, or put them into {ROOT / '.vendor'} (see --help's source)")
+    sys.exit(f"missing: {', '.join(missing)}; install them, or put them into {ROOT / '.vendor'}; see its docstring")
 
 
 def version_or_checkout(name: str, known=importlib.metadata.version) -> str:

@@ -139,20 +139,17 @@ def test_the_command_line_tunes_once_and_runs_what_was_chosen(tmp_path: Path) ->
     assert {each.name for each in folder.iterdir()} == {"records.jsonl", "tuning.jsonl"}
 
 
-CIFAR = Path(__file__).parents[2] / "shared" / "data" / "cifar100-efficientnet-lite0.npz"
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not CIFAR.exists(), reason=f"needs {CIFAR}")
-def test_cifar_floor_of_an_independent_prototype() -> None:
-    """100 clients, alpha 0.1, 200 rounds of 3 epochs: FedAvg 71.1 %, 20 epochs of fine-tuning 88.0 % in a prototype.
+def test_cifar_floor_of_an_independent_prototype(cifar100: Path) -> None:
+    """Features over their rms, 100 clients, alpha 0.1, 200 rounds of 3 epochs at 0.1, then 20 epochs of fine-tuning.
 
-    The prototype drew another partition and divided features by one rms, hence floors a point below its scores.
+    A prototype reached 71.1 % and 88.0 % on its own draw of the partition; below 70 and 87 an implementation is wrong.
     """
+    dataset = load_dataset(str(cifar100))
+    dataset = replace(dataset, features=dataset.features / dataset.features.square().mean().sqrt())
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    federation = federate(load_dataset(str(CIFAR)), Protocol(n_clients=100, alpha=0.1), 0).to(device)
-    method = load_method("fedavg_ft", lr=0.1, finetune_epochs=20)
-    rounds = list(method.rounds(federation.train, 100, 0))
-    fedavg, tuned = (np.mean(client_accuracies(rounds[i].models, federation.test)) for i in (-2, -1))
-    assert fedavg > 0.70
-    assert tuned > 0.87
+    federation = federate(dataset, Protocol(n_clients=100, alpha=0.1), 0).to(device)
+    method = load_method("fedavg_ft", lr=0.1, finetune_epochs=20, normalise="none")
+    *_, shared, personal = method.rounds(federation.train, 100, 0)
+    assert np.mean(client_accuracies(shared.models, federation.test)) > 0.70
+    assert np.mean(client_accuracies(personal.models, federation.test)) > 0.87
