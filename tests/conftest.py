@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from threadpoolctl import threadpool_limits
 
 from apfl.federation import Shard
 
 # Drawn sizes make single examples slow now and then on a loaded machine; that says nothing about the code.
 settings.register_profile("default", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("default")
+
+# One BLAS thread for each test process: they run side by side, and small products gain nothing from more.
+torch.set_num_threads(1)
+threadpool_limits(1)
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

@@ -51,7 +51,7 @@ def test_run_needs_no_arguments(tmp_path, monkeypatch, capsys):
     (folder,) = (tmp_path / "runs").iterdir()
     found = records(folder)
     assert {(r["method"], r["seed"]) for r in found} == {
-        (m, s) for m in ("local_ridge", "afl", "central", "apfl") for s in (0, 1, 2)
+        (m, s) for m in ("local_ridge", "afl", "central", "apfl_paper", "apfl") for s in (0, 1, 2)
     }
     promised = [
         "method",

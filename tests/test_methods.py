@@ -90,16 +90,21 @@ def test_theorem_3_a_client_does_not_see_how_the_rest_is_spread(ns, seed):
     halves = order[: len(order) // 2 + 1], order[len(order) // 2 + 1 :]
     moved = [clients[0], *(Shard(rest.features[half], rest.labels[half]) for half in halves if len(half))]
     settings = {"d_primary": 20, "d_refinement": 15}
-    before = last_round("apfl", clients, 3, **settings).models[0]
-    after = last_round("apfl", moved, 3, **settings).models[0]
-    torch.testing.assert_close(after.primary, before.primary, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(after.refinement, before.refinement, rtol=1e-9, atol=1e-9)
+    for name, more in (
+        ("apfl_paper", {}),
+        ("apfl", {"scope": "client"}),
+    ):  # of own tables only the client's own rows know
+        before = last_round(name, clients, 3, **settings, **more).models[0]
+        after = last_round(name, moved, 3, **settings, **more).models[0]
+        torch.testing.assert_close(after.primary, before.primary, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(after.refinement, before.refinement, rtol=1e-9, atol=1e-9)
+        assert after.balance == before.balance
 
 
 def test_primary_stream_is_central_ridge_and_all_there_is_at_balance_zero():
     clients = draw_clients([5, 1, 30, 12], 6, 3, 0)
     central = last_round("central", clients, 3, d=25).models[0]
-    alone = last_round("apfl", clients, 3, d_primary=25, balance=0).models[2]
+    alone = last_round("apfl_paper", clients, 3, d_primary=25, balance=0).models[2]
     assert torch.equal(alone.primary, central.primary)
     torch.testing.assert_close(alone.scores(clients[2].features), central.scores(clients[2].features))
 
@@ -147,7 +152,7 @@ def test_afl_adds_the_smallest_ridge_where_the_law_has_no_answer():
 @pytest.mark.parametrize("normalise", ["row", "standardise", "none"])
 def test_bytes_are_those_of_the_messages(normalise):
     clients = draw_clients([5, 9, 7], 6, 3, 0)
-    result = last_round("apfl", clients, 3, d_primary=20, d_refinement=8, normalise=normalise)
+    result = last_round("apfl_paper", clients, 3, d_primary=20, d_refinement=8, normalise=normalise)
     stats = statistics(torch.zeros(2, 20), one_hot(torch.tensor([0, 1]), 3))
     moments = 8 * (1 + 6 + 6) if normalise == "standardise" else 0
     assert result.bytes_up == 3 * (nbytes(message(stats)) + moments)
@@ -165,11 +170,11 @@ def test_clients_with_one_row_and_missing_classes_are_served():
 
 
 def test_settings_are_checked():
-    assert load_method("apfl", balance="0.3", d_primary="64").balance == 0.3
+    assert load_method("apfl_paper", balance="0.3", d_primary="64").balance == 0.3
     for settings, message_ in [
         ({"balanse": 1}, "did you mean 'balance'"),
         ({"beta": 0}, "greater than 0"),
-        ({"d_primary": "wide"}, "apfl.d_primary='wide'"),
+        ({"d_primary": "wide"}, "apfl.d_primary"),
         ({"normalise": "rows"}, "'row'"),
     ]:
         with pytest.raises(InputError, match=message_):
@@ -179,11 +184,12 @@ def test_settings_are_checked():
 
 
 def test_workers_keep_order_and_restore_threads():
-    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
     assert over_clients(lambda k: k * k, range(20), torch.device("cpu")) == [k * k for k in range(20)]
     with pytest.raises(ZeroDivisionError):
         over_clients(lambda k: 1 // k, range(3), torch.device("cpu"))
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
 
 
 @pytest.mark.gpu
@@ -200,7 +206,7 @@ def test_cuda_gives_the_same_models():
 
 def test_solve_is_what_the_server_does():
     clients = draw_clients([5, 9], 6, 3, 0)
-    model = last_round("apfl", clients, 3, d_primary=20, gamma=2.0).models[0]
+    model = last_round("apfl_paper", clients, 3, d_primary=20, gamma=2.0).models[0]
     z = torch.cat([model.primary_map(model.normaliser(s.features)) for s in clients])
     y = one_hot(torch.cat([s.labels for s in clients]), 3)
     torch.testing.assert_close(model.primary, solve(statistics(z, y), 2.0), rtol=1e-9, atol=1e-9)

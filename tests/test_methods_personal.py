@@ -38,7 +38,7 @@ def test_clients_that_name_classes_differently_need_heads_of_their_own(name: str
         labels = names[shard.labels]
         train.append(Shard(shard.features[:80], labels[:80]))
         test.append(Shard(shard.features[80:], labels[80:]))
-    settings = {} if name == "apfl" else {"n_rounds": 15}
+    settings = {"d_primary": 64} if name == "apfl" else {"n_rounds": 15}
     shared = np.mean(client_accuracies(final(load_method("fedavg", n_rounds=15), train, 5).models, test))
     own = np.mean(client_accuracies(final(load_method(name, **settings), train, 5).models, test))
     assert shared < 0.6  # one head cannot say five things

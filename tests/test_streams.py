@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from apfl.container import read, write
 from apfl.errors import InputError
 from apfl.federation import load_model
-from apfl.leaveout import hat_basis, left_out, whiten
+from apfl.leaveout import LeftOut, hat_basis, leverage_sketch, whiten
 from apfl.maps import FeatureMap, random_map, raw_map
 from apfl.normalise import moments, normaliser
 from apfl.ridge import factorise, one_hot, solve, statistics
@@ -43,32 +43,55 @@ def test_primal_equals_dual(n, beta, seed):
     torch.testing.assert_close(fit_refinement(psi, residual, beta), dual, rtol=1e-8, atol=1e-9)
 
 
-@given(st.integers(2, 14), st.integers(0, 12), widths, widths, ridges, st.booleans(), st.integers(0, 99))
-def test_left_out_scores_equal_leaving_out_of_both_streams(n, others, d_primary, d_refinement, beta, grouped, seed):
+@pytest.mark.parametrize("kind", ["in-sample", "cross-fitted"])
+@pytest.mark.parametrize("grouped", [False, True])
+@given(
+    n=st.integers(3, 14), others=st.integers(0, 12), d_primary=widths, d_refinement=widths, beta=ridges,
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_left_out_scores_equal_leaving_out_of_both_streams(
+    kind, grouped, n, others, d_primary, d_refinement, beta, seed
+):
     gamma, c = 0.7, 3
     phi, y = rows(n + others, d_primary, c, seed)
     psi, _ = rows(n, d_refinement, c, seed + 1)
     own, y_own = phi[:n], y[:n]
     groups = torch.arange(n) // 2 if grouped else None
-
     factor = factorise(statistics(phi, y), gamma)
-    primary = torch.cholesky_solve(phi.T @ y, factor)
-    residual = y_own - own @ primary
-    without, refined = left_out(hat_basis(psi), beta, whiten(own, factor), residual, groups)
+    residual = y_own - own @ torch.cholesky_solve(phi.T @ y, factor)
+    without = LeftOut(hat_basis(psi), whiten(own, factor), residual, kind, groups)
+    assume(float(without.leverage.max()) < 0.98)  # clipped at 0.99 on purpose, for the sake of the sketch
 
     # The long way: take the rows out of both streams' data and fit everything again.
-    for out in torch.arange(n).split(2 if grouped else 1):
+    def primary_without(out: torch.Tensor) -> torch.Tensor:
         keep = torch.ones(n + others, dtype=torch.bool)
         keep[out] = False
-        if not keep.any():
-            continue
-        primary_again = augmented_lstsq(phi[keep], y[keep], gamma)
-        torch.testing.assert_close(y_own[out] - without[out], own[out] @ primary_again, rtol=1e-8, atol=1e-8)
-        if not keep[:n].any():
-            continue
-        residual_again = y_own[keep[:n]] - own[keep[:n]] @ primary_again
-        again = psi[out] @ augmented_lstsq(psi[keep[:n]], residual_again, beta)
-        torch.testing.assert_close(refined[out], again, rtol=1e-8, atol=1e-8)
+        return augmented_lstsq(phi[keep], y[keep], gamma)
+
+    parts = torch.arange(n).split(2 if grouped else 1)
+    for out in parts:
+        primary_again = primary_without(out)
+        expected = y_own[out] - own[out] @ primary_again
+        torch.testing.assert_close(without.primary[out], expected, rtol=1e-8, atol=1e-8)
+        left = [part for part in parts if part is not out]
+        primaries = [primary_again if kind == "in-sample" else primary_without(torch.cat([out, part])) for part in left]
+        targets = [y_own[part] - own[part] @ primary for part, primary in zip(left, primaries, strict=True)]
+        again = psi[out] @ augmented_lstsq(psi[torch.cat(left)], torch.cat(targets), beta)
+        torch.testing.assert_close(without.refinement(beta)[out], again, rtol=1e-8, atol=1e-8)
+
+
+def test_the_leverage_sketch_converges_at_its_rate():
+    """Relative spread sqrt(2 / m), whatever the rows."""
+    phi, y = rows(400, 60, 3, 0)
+    factor = factorise(statistics(phi, y), 2.0)
+    exact = whiten(phi, factor).square().sum(1)
+    for m in (32, 128, 512):
+        errors = torch.stack(
+            [(phi @ leverage_sketch(factor, m, seed)).square().sum(1) / exact - 1 for seed in range(40)]
+        )
+        # 40 sketches of 400 correlated rows: the spread itself is known to about a tenth.
+        assert errors.std() == pytest.approx((2 / m) ** 0.5, rel=0.15)
+        assert abs(float(errors.mean())) < 0.25 * (2 / m) ** 0.5  # unbiased
 
 
 def example(refined: bool = True) -> tuple[DualStream, torch.Tensor]:

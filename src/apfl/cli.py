@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -72,7 +73,9 @@ def run(
     clients: ClientsOption = None,
     alpha: AlphaOption = Protocol.alpha,
     partition: PartitionOption = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated; see `apfl methods`.")] = "local_ridge,afl,central,apfl",
+    methods: Annotated[
+        str, typer.Option(help="Comma-separated; see `apfl methods`.")
+    ] = "local_ridge,afl,central,apfl_paper,apfl",
     seeds: Annotated[str, typer.Option(help="Comma-separated; each draws its own partition and maps.")] = "0,1,2",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="METHOD.KEY=VALUE, for example apfl.balance=0.3. Repeatable.")
@@ -132,7 +135,8 @@ def run(
     out.print(results_table(records))
     for record in records:
         if record.chosen and record.seed == seed_list[0]:
-            what = ", ".join(f"{key} = {_short(value)}" for key, value in record.chosen.items())
+            plain = {key: value for key, value in record.chosen.items() if isinstance(value, int | float | str)}
+            what = ", ".join(f"{key} = {_short(value)}" for key, value in plain.items())
             out.print(f"{record.method} chose {what}", style="dim")
     out.print(
         f"records: {folder / 'records.jsonl'}" + (f"   models: {folder / 'models'}" if save else ""), soft_wrap=True
@@ -240,6 +244,8 @@ def verify(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: an error in what was given is one line and exit code 2."""
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("apfl").setLevel(logging.INFO)
     try:
         app(args=None if arguments is None else list(arguments), prog_name="apfl")
     except InputError as error:

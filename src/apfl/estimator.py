@@ -19,12 +19,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from apfl.errors import InputError
-from apfl.leaveout import hat_basis, left_out, whiten
 from apfl.maps import random_map
+from apfl.methods import load_method
 from apfl.methods.apfl import APFL
 from apfl.normalise import moments, normaliser
-from apfl.ridge import Statistics, factorise, one_hot, statistics, total
-from apfl.streams import DualStream, fit_refinement
+from apfl.personal import Choice, Personal, Primary, Rows, left_out_rows, personalise, solve_primary, width_for
+from apfl.ridge import Statistics, one_hot, statistics, total
+from apfl.streams import DualStream
+from apfl.tables import local_prior
 
 __all__ = ["APFLClassifier"]
 
@@ -63,12 +65,19 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     Parameters
     ----------
-    d_primary, d_refinement : int
-        Widths of the two random feature maps.
-    gamma, beta : float
-        Ridges of the primary and of the refinement stream.
-    balance : float
+    d_primary, d_refinement : int or "auto"
+        Widths of the two random feature maps. ``auto`` follows the number of rows at the first fit.
+    gamma, beta : float or "auto"
+        Ridges of the primary and of the refinement stream. ``auto`` chooses gamma by generalised cross-validation, and
+        beta, balance and tau by how many left-out rows they get right.
+    balance : float or "auto"
         Weight of the refinement stream (the paper's lambda); 0 leaves the primary alone.
+    tau : float or "auto"
+        Weight of the local prior, log(p_k / p) of the labels; 0 leaves it out.
+    scope : {"federation", "client", "shrunk"}
+        Whose left-out rows choose: everyone's, the client's own, or the client's drawn towards everyone's.
+    refinement : {"cross-fitted", "in-sample"}
+        Whether the refinement is fitted to left-out residuals of the primary, or to in-sample ones as in the paper.
     activations : str or pair of str
         Activation of both maps, or of the primary and of the refinement map.
     normalise : {"row", "standardise", "none"}
@@ -87,6 +96,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     clients_ : list of the clients that have a model
     statistics_ : Statistics of the primary stream over all clients
     primary_ : ndarray (d_primary, c)
+    chosen_ : dict, the settings that were chosen and the left-out accuracy they were chosen by
 
     Examples
     --------
@@ -106,11 +116,14 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     def __init__(
         self,
-        d_primary: int = APFL.d_primary,
-        d_refinement: int = APFL.d_refinement,
-        gamma: float = APFL.gamma,
-        beta: float = APFL.beta,
-        balance: float = APFL.balance,
+        d_primary: int | str = APFL.d_primary,
+        d_refinement: int | str = APFL.d_refinement,
+        gamma: float | str = APFL.gamma,
+        beta: float | str = APFL.beta,
+        balance: float | str = APFL.balance,
+        tau: float | str = APFL.tau,
+        scope: str = APFL.scope,
+        refinement: str = APFL.refinement,
         activations: str | tuple[str, str] = APFL.activation_primary,
         normalise: str = APFL.normalise,
         intercept: bool = APFL.intercept,
@@ -122,6 +135,9 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         self.gamma = gamma
         self.beta = beta
         self.balance = balance
+        self.tau = tau
+        self.scope = scope
+        self.refinement = refinement
         self.activations = activations
         self.normalise = normalise
         self.intercept = intercept
@@ -238,15 +254,18 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     def _begin(self, X: np.ndarray, classes: np.ndarray) -> Self:
         """Fix classes, maps and normalisation; forget all clients."""
+        self._method()
         self.classes_ = classes
         activations = (self.activations,) * 2 if isinstance(self.activations, str) else self.activations
         if isinstance(self.random_state, (int, np.integer)):
             seed = int(self.random_state)
         else:
             seed = int(check_random_state(self.random_state).randint(2**31))
+        d_primary = width_for(len(X)) if isinstance(self.d_primary, str) else self.d_primary
+        widths = (d_primary, d_primary if isinstance(self.d_refinement, str) else self.d_refinement)
         self._maps = tuple(
             random_map(X.shape[1], d, activation, 2 * seed + stream, intercept=self.intercept).like(_tensor(X[:1]))
-            for stream, d, activation in zip((0, 1), (self.d_primary, self.d_refinement), activations, strict=True)
+            for stream, d, activation in zip((0, 1), widths, activations, strict=True)
         )
         self._normaliser = normaliser(self.normalise, moments(_tensor(X)))
         self._models: dict[Hashable, DualStream] = {}
@@ -258,9 +277,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     def _join(self, X: np.ndarray, y: np.ndarray, clients: Any, groups: Any) -> Self:
         """Add rows to the statistics and to their clients, then publish."""
-        for name in ("gamma", "beta"):  # before anything changes
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} {getattr(self, name)} given; it must be greater than 0")
+        self._method()  # refuses bad settings before anything changes
         new = dict(self._by_client(X, y, clients, groups))
         for client in new:
             if client in self._models and client not in self._rows:
@@ -316,37 +333,59 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         phi = self._maps[0](self._normaliser(rows.features))
         return statistics(phi, one_hot(rows.labels, len(self.classes_)))
 
+    def _method(self) -> APFL:
+        """The settings as the method checks them."""
+        names = ("d_primary", "d_refinement", "gamma", "beta", "balance", "tau", "scope", "refinement", "normalise")
+        method = load_method("apfl", **{name: getattr(self, name) for name in names})
+        assert isinstance(method, APFL)
+        return method
+
     def _publish(self, given: dict[Hashable, _Rows] | None = None) -> Self:
         """Solve the primary; refit every client whose rows are at hand; choose the temperatures."""
-        factor = factorise(self.statistics_, self.gamma)
-        primary = torch.cholesky_solve(self.statistics_.crosscorrelation, factor)
+        method = self._method()
+        primary = solve_primary(self.statistics_, method.gamma)
         at_hand = self._rows | (given or {})
-        alone, dual, labels = [], [], []
-        for client, rows in at_hand.items():
-            z = self._normaliser(rows.features)
-            phi, psi = self._maps[0](z), self._maps[1](z)
-            targets = one_hot(rows.labels, len(self.classes_))
-            residual = targets - phi @ primary
-            refinement = fit_refinement(psi, residual, self.beta)
-            self._models[client] = DualStream(
-                self._maps[0], primary, self._maps[1], refinement, self.balance, self._normaliser
-            )
-            without, refined = left_out(hat_basis(psi), self.beta, whiten(phi, factor), residual, rows.groups)
-            alone.append((targets - without).numpy())
-            dual.append(alone[-1] + self.balance * refined.numpy())
-            labels.append(rows.labels.numpy())
-        temperature: tuple[float | None, float | None] = (None, None)
+        temperature = self._primary_alone.temperature if hasattr(self, "_primary_alone") else None
         if at_hand:
-            true = np.concatenate(labels)
-            temperature = _temperature(np.concatenate(alone), true), _temperature(np.concatenate(dual), true)
-        elif hasattr(self, "_primary_alone"):
-            temperature = self._primary_alone.temperature, None
+            temperature = self._fit_clients(at_hand, primary, method)
         self._primary_alone = DualStream(
-            self._maps[0], primary, normaliser=self._normaliser, temperature=temperature[0]
+            self._maps[0], primary.weights, normaliser=self._normaliser, temperature=temperature
         )
-        for client in at_hand:
-            self._models[client] = replace(self._models[client], temperature=temperature[1])
         return self
+
+    def _fit_clients(self, at_hand: dict[Hashable, _Rows], primary: Primary, method: APFL) -> float:
+        """Models of these clients; returns the temperature of the primary alone."""
+        clients = list(at_hand)
+        choice = Choice(method.beta, method.balance, method.tau, method.scope, method.refinement, method.smoothing)
+
+        def rows_of(k: int) -> Rows:
+            rows = at_hand[clients[k]]
+            z = self._normaliser(rows.features)
+            return Rows(self._maps[0](z), self._maps[1](z), rows.labels, rows.groups)
+
+        personal, self.chosen_ = personalise(rows_of, len(clients), primary, choice, sketch_width=0, seed=0)
+        scores = [self._left_out_scores(rows_of(k), primary, own, choice) for k, own in enumerate(personal)]
+        labels = np.concatenate([at_hand[client].labels.numpy() for client in clients])
+        alone, dual = (np.concatenate(parts) for parts in zip(*scores, strict=True))
+        temperature = _temperature(dual, labels)
+        for client, own in zip(clients, personal, strict=True):
+            self._models[client] = DualStream(
+                self._maps[0], primary.weights, self._maps[1], own.refinement, own.balance, self._normaliser,
+                temperature=temperature, prior=own.prior,
+            )  # fmt: skip
+        return _temperature(alone, labels)
+
+    @staticmethod
+    def _left_out_scores(rows: Rows, primary: Primary, own: Personal, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
+        """Left-out scores (n, c) of the primary alone and of the client's model."""
+        left = left_out_rows(rows, primary, choice.refinement, None)
+        targets = one_hot(rows.labels, primary.stats.n_classes)
+        alone = targets - left.primary
+        dual = alone + own.balance * left.refinement(own.beta)
+        if own.tau:
+            counts = targets.sum(0) - targets  # a row's own label does not vouch for it
+            dual += own.tau * local_prior(counts, primary.stats.class_counts - targets, choice.smoothing)
+        return alone.numpy(), dual.numpy()
 
     def _scores(self, X: Any, clients: Any) -> tuple[np.ndarray, np.ndarray]:
         """Scores (n, c) and the temperature for each row (n,)."""

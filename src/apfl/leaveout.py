@@ -8,23 +8,32 @@ For one client, with the summed system Phi'Phi + gamma I = L L' of *all* clients
 
 Leaving the rows g (one row, or a group) out of both streams' statistics and refitting gives
 
-    primary      Y_g - (I - C_gg)^-1 E_g
-    refinement   (I - H_gg)^-1 [ (H E)_g - H_gg E_g + (H_g: C_:g - H_gg C_gg) (I - C_gg)^-1 E_g ]
+    primary residual   E_g(-g) = (I - C_gg)^-1 E_g
+    refinement         (I - H_gg)^-1 [ sum over j not in g of H_gj T_j(-g) ]
 
-The last term is there because without g the primary, and so the residual of the client's *other* rows, changes too.
+with T_j(-g), the target of row j once g has gone: for the paper's *in-sample* refinement its residual then,
+E_j + C_jg (I - C_gg)^-1 E_g; for the *cross-fitted* one its left-out residual then, with both j's group and g gone.
 Maps, normalisation and ridges are held fixed.
+
+V is exact (`whiten`), or comes from a sketch that the server sends, d x m numbers instead of the factor's d^2 / 2.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from apfl.ridge import gram
 
-__all__ = ["HatBasis", "hat_basis", "left_out", "whiten"]
+__all__ = ["HatBasis", "LeftOut", "Refinement", "hat_basis", "leverage_sketch", "whiten"]
+
+Refinement = Literal["in-sample", "cross-fitted"]
+MOST_LEVERAGE = 0.99  # a sketched q may come out at 1 or more
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,35 +68,111 @@ def whiten(phi: Tensor, factor: Tensor) -> Tensor:
     return columns.T
 
 
-def left_out(
-    hat: HatBasis, beta: float, whitened: Tensor, residual: Tensor, groups: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Left-out primary *residual* and left-out refinement, both (n, c), leaving out single rows or whole groups."""
-    if groups is None:
-        return _leave_rows(hat, beta, whitened, residual)
-    primary, refinement = torch.empty_like(residual), torch.empty_like(residual)
-    fitted = hat.basis @ (hat.shrink(beta)[:, None] * (hat.basis.T @ residual))  # H E
-    across = hat.shrink(beta)[:, None] * (hat.basis.T @ whitened)  # diag(shrink) U'V, so H C = U across V'
-    for group in torch.unique(groups):
-        g = torch.nonzero(groups == group)[:, 0]
-        basis, v = hat.basis[g], whitened[g]
-        eye = torch.eye(len(g), dtype=residual.dtype, device=residual.device)
-        own = (basis * hat.shrink(beta)) @ basis.T  # H_gg
-        rest = (basis * hat.keep(beta)) @ basis.T + (eye - basis @ basis.T)  # I - H_gg
-        primary[g] = torch.linalg.solve(eye - v @ v.T, residual[g])
-        moved = (basis @ across @ v.T - own @ (v @ v.T)) @ primary[g]
-        refinement[g] = torch.linalg.solve(rest, fitted[g] - own @ residual[g] + moved)
-    return primary, refinement
+def leverage_sketch(factor: Tensor, m: int, seed: int) -> Tensor:
+    """Q = L'^-1 Omega / sqrt(m) (d, m): V = Phi_k Q has E[V V'] = C, each q with relative spread sqrt(2 / m)."""
+    omega = np.random.default_rng(seed).standard_normal((len(factor), m)) / np.sqrt(m)
+    sketch: Tensor = torch.linalg.solve_triangular(factor.T, torch.from_numpy(omega).to(factor), upper=True)
+    return sketch
 
 
-def _leave_rows(hat: HatBasis, beta: float, whitened: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    squares = hat.basis.square()
-    h = squares @ hat.shrink(beta)
-    # 1 - h as a sum of positive terms: subtracting h from 1 cancels at small beta.
-    rest = squares @ hat.keep(beta) + (1 - squares.sum(1)).clamp_min(0)
-    q = whitened.square().sum(1)
-    primary = residual / (1 - q)[:, None]
-    fitted = hat.basis @ (hat.shrink(beta)[:, None] * (hat.basis.T @ residual))
-    across = hat.shrink(beta)[:, None] * (hat.basis.T @ whitened)
-    moved = ((hat.basis @ across) * whitened).sum(1) - h * q  # sum over j != i of H_ij C_ji
-    return primary, (fitted - h[:, None] * residual + moved[:, None] * primary) / rest[:, None]
+@dataclass(frozen=True, eq=False)
+class LeftOut:
+    """One client's rows, each (or each group) left out of both streams, for any beta.
+
+    ``primary`` is the left-out residual of the primary stream; `refinement` the left-out refinement; both (n, c).
+    """
+
+    hat: HatBasis
+    whitened: Tensor  # V (n, any)
+    residual: Tensor  # E (n, c)
+    kind: Refinement = "in-sample"
+    groups: Tensor | None = None  # (n,); without them every row is a group of its own
+
+    @cached_property
+    def leverage(self) -> Tensor:
+        """q, (n,), below 1."""
+        return self.whitened.square().sum(1).clamp_max(MOST_LEVERAGE)
+
+    @cached_property
+    def primary(self) -> Tensor:
+        """Y minus the left-out score of the primary stream, (n, c)."""
+        if self.groups is None:
+            return self.residual / (1 - self.leverage)[:, None]
+        result = torch.empty_like(self.residual)
+        for g in self._members:
+            result[g] = torch.linalg.solve(self._without(g), self.residual[g])
+        return result
+
+    @property
+    def target(self) -> Tensor:
+        """What the refinement is fitted to, (n, c)."""
+        return self.residual if self.kind == "in-sample" else self.primary
+
+    def refinement(self, beta: float) -> Tensor:
+        """The left-out score of the refinement stream, (n, c)."""
+        return self._leave_rows(beta) if self.groups is None else self._leave_groups(beta)
+
+    def _leave_rows(self, beta: float) -> Tensor:
+        basis, shrink = self.hat.basis, self.hat.shrink(beta)
+        squares = basis.square()
+        h = squares @ shrink
+        # 1 - h as a sum of positive terms: subtracting h from 1 cancels at small beta.
+        rest = squares @ self.hat.keep(beta) + (1 - squares.sum(1)).clamp_min(0)
+        if self.kind == "in-sample":
+            fitted = basis @ (shrink[:, None] * (basis.T @ self.residual)) - h[:, None] * self.residual
+            moved = (basis * self._primary_hat_of_basis) @ shrink - h * self.leverage  # sum over j != i of H_ij C_ji
+        else:
+            weights = ((basis * shrink) @ basis.T) / self._denominators  # H_ij over the denominator of T_j(-i)
+            weights.fill_diagonal_(0)
+            fitted = weights @ self.residual
+            moved = (weights * self._primary_hat).sum(1)
+        return (fitted + moved[:, None] * self.primary) / rest[:, None]
+
+    def _leave_groups(self, beta: float) -> Tensor:
+        basis, shrink, keep = self.hat.basis, self.hat.shrink(beta), self.hat.keep(beta)
+        result = torch.empty_like(self.residual)
+        for g, targets in zip(self._members, self._targets_without, strict=True):
+            own = basis[g]
+            rest = (own * keep) @ own.T + (torch.eye(len(g)).to(own) - own @ own.T)  # I - H_gg
+            result[g] = torch.linalg.solve(rest, (own * shrink) @ (basis.T @ targets))
+        return result
+
+    @cached_property
+    def _members(self) -> list[Tensor]:
+        assert self.groups is not None
+        return [torch.nonzero(self.groups == group)[:, 0] for group in torch.unique(self.groups)]
+
+    def _without(self, g: Tensor) -> Tensor:
+        """I - C_gg."""
+        return torch.eye(len(g)).to(self.whitened) - self.whitened[g] @ self.whitened[g].T
+
+    @cached_property
+    def _targets_without(self) -> list[Tensor]:
+        """For each group g, the targets T(-g) of all rows (n, c), zero in g itself."""
+        found = []
+        for g in self._members:
+            across = self.whitened @ self.whitened[g].T  # C_:g
+            targets = self.residual + across @ self.primary[g]
+            if self.kind == "cross-fitted":
+                inner = torch.linalg.solve(self._without(g), across.T)  # (I - C_gg)^-1 C_g:
+                for j in self._members:
+                    targets[j] = torch.linalg.solve(self._without(j) - across[j] @ inner[:, j], targets[j])
+            targets[g] = 0
+            found.append(targets)
+        return found
+
+    @cached_property
+    def _primary_hat(self) -> Tensor:
+        """C, (n, n)."""
+        return self.whitened @ self.whitened.T
+
+    @cached_property
+    def _primary_hat_of_basis(self) -> Tensor:
+        """C U, (n, r): with it the sum over j of H_ij C_ji costs n r for each beta."""
+        return self.whitened @ (self.whitened.T @ self.hat.basis)
+
+    @cached_property
+    def _denominators(self) -> Tensor:
+        """1 - q_j - C_ij^2 / (1 - q_i), (n, n): the leverage left to j once i has gone."""
+        stay = 1 - self.leverage
+        return (stay[None, :] - self._primary_hat.square() / stay[:, None]).clamp_min(1 - MOST_LEVERAGE)

@@ -70,20 +70,21 @@ class DualStream:
     normaliser: Normaliser = field(default_factory=Normaliser)
     class_names: Sequence[str] | None = None
     temperature: float | None = None  # of softmax(scores / temperature)
+    prior: Tensor | None = None  # (c,), added to the scores: tau * log(p_k / p)
 
     kind = "dual-stream"
     shared = ("primary",)  # what the clients of one federation have in common
 
     def scores(self, features: Tensor) -> Tensor:
-        """Phi G + balance * Psi P_k, (n, c), float64."""
+        """Phi G + balance * Psi P_k, plus the local prior where there is one, (n, c), float64."""
         return torch.cat([self._scores(rows) for rows in torch.split(features, 8192)])
 
     def _scores(self, features: Tensor) -> Tensor:
         z = self.normaliser(features)
         scores = self.primary_map(z).to(torch.float64) @ self.primary
-        if self.refinement is None or self.refinement_map is None or self.balance == 0:
-            return scores
-        return scores.add_(self.refinement_map(z).to(torch.float64) @ self.refinement, alpha=self.balance)
+        if self.refinement is not None and self.refinement_map is not None and self.balance:
+            scores.add_(self.refinement_map(z).to(torch.float64) @ self.refinement, alpha=self.balance)
+        return scores if self.prior is None else scores.add_(self.prior)
 
     def predict(self, features: Tensor) -> Tensor:
         """The index of the highest score, (n,)."""
@@ -99,6 +100,8 @@ class DualStream:
             "class_names": None if self.class_names is None else list(self.class_names),
             "temperature": self.temperature,
         }
+        if self.prior is not None:
+            tensors["prior"] = self.prior
         if self.refinement is not None and self.refinement_map is not None:
             tensors["refinement"] = self.refinement
             settings["refinement_map"] = self.refinement_map.spec()
@@ -123,6 +126,7 @@ class DualStream:
                 normaliser=Normaliser(settings["normalise"], tensors.get("mean"), tensors.get("std")),
                 class_names=settings["class_names"],
                 temperature=settings["temperature"],
+                prior=tensors.get("prior"),
             )
         except (KeyError, TypeError) as error:
             raise InputError(f"the model's settings are incomplete ({json.dumps(str(error))})") from error

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from apfl.errors import InputError
 from apfl.federation import Shard
 from apfl.maps import FeatureMap
+from apfl.memory import check_width
 from apfl.normalise import Normaliser, moments, normaliser
 from apfl.ridge import Statistics, accumulate, one_hot, total
 from apfl.workers import n_workers, over_clients
+
+WIDE = 2048  # above this width one product keeps all cores busy, and a sum for each worker is too much memory
 
 
 def shared_normaliser(how: str, clients: Sequence[Shard]) -> Normaliser:
@@ -37,20 +41,38 @@ def mapped_and_summed(
     """Every client's Phi_k, and the sum of all clients' statistics.
 
     Each worker adds its share of the clients into one sum: the same total as adding client by client, without ever
-    holding more than a sum for each worker.
+    holding more than a sum for each worker. A wide map has one worker, which adds several clients' rows at a time.
     """
     device = clients[0].features.device
-    workers = n_workers(len(clients), device)
+    workers = 1 if feature_map.width > WIDE else n_workers(len(clients), device)
+    check_width(feature_map.width, sum(map(len, clients)), workers, device)
+    rows_at_a_time = feature_map.width // 2 if workers == 1 else 1
     phis: dict[int, Tensor] = {}
 
     def add_share(share: Sequence[int]) -> Statistics:
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
-            for k in share:
-                phis[k] = feature_map(normalise(clients[k].features))
-                yield phis[k], one_hot(clients[k].labels, n_classes)
+            for some in _bundles(clients, share, rows_at_a_time):
+                phi = feature_map(normalise(torch.cat([clients[k].features for k in some])))
+                labels = torch.cat([clients[k].labels for k in some])
+                parts = torch.split(phi, [len(clients[k]) for k in some])
+                phis.update(zip(some, parts, strict=True))
+                yield phi, one_hot(labels, n_classes)
 
         return accumulate(batches())
 
     shares = [range(w, len(clients), workers) for w in range(workers)]
-    summed = total(over_clients(add_share, shares, device))
+    parts = over_clients(add_share, shares, device)
+    summed = parts[0] if workers == 1 else total(parts)  # total() would copy the only one
     return [phis[k] for k in range(len(clients))], summed
+
+
+def _bundles(clients: Sequence[Shard], share: Sequence[int], n_rows: int) -> Iterator[list[int]]:
+    """Clients together until they have ``n_rows``: a product of few rows spends its time moving the d x d sum."""
+    some: list[int] = []
+    for k in share:
+        some.append(k)
+        if sum(len(clients[i]) for i in some) >= n_rows:
+            yield some
+            some = []
+    if some:
+        yield some

@@ -1,11 +1,12 @@
-"""APFL: a shared primary stream and a private refinement stream for each client, both in closed form.
+"""APFL that tunes itself: wide streams, every setting chosen in closed form, and a local prior.
 
-Fan et al., "APFL: Analytic Personalized Federated Learning via Dual-Stream Least Squares". (The name is also
-used elsewhere for *Adaptive* personalised federated learning, Deng et al. 2020, which is another method.)
+The two streams are those of `apfl_paper` (Fan et al., "APFL: Analytic Personalized Federated Learning via Dual-Stream
+Least Squares"). Beyond the paper: the width follows the number of rows; gamma is chosen by generalised cross-validation
+of the summed statistics; beta, balance and tau by left-out hits of both streams, added over clients; the refinement is
+fitted to left-out residuals (or, as in the paper, to in-sample ones); tau * log(p_k / p) is added to the scores.
+No test row is seen.
 
-Departures from the paper, each of which leaves the result the same: clients send statistics instead of (A_k, G_k) and
-the server adds instead of folding; a client with fewer rows than d_refinement solves its refinement in dual form.
-The paper does not say how features are scaled; here each row is brought to length sqrt(l).
+Exchanges: one of statistics, one of tables of hits (at most 2,000 integers for each client).
 """
 
 from __future__ import annotations
@@ -14,28 +15,37 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
 from pydantic import Field
 
-from apfl.exchange import message_bytes, nbytes
+from apfl.exchange import message_bytes
 from apfl.federation import Round, Shard
+from apfl.leaveout import Refinement
 from apfl.maps import Activation, random_map
 from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
 from apfl.normalise import Normalise
-from apfl.ridge import one_hot, solve
-from apfl.streams import DualStream, fit_refinement
-from apfl.workers import over_clients
+from apfl.personal import Auto, Choice, Rows, personalise, solve_primary, width_for
+from apfl.streams import DualStream
+from apfl.tables import Scope, grid
+
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Width = Annotated[int, Field(gt=0)]
 
 
 @dataclass(frozen=True)
 class APFL:
-    """Shared primary stream plus a private refinement stream (this package's method)."""
+    """Shared primary stream, private refinement stream, every open setting chosen in closed form."""
 
-    d_primary: Annotated[int, Field(gt=0)] = 1024
-    d_refinement: Annotated[int, Field(gt=0)] = 1024
-    gamma: Annotated[float, Field(ge=0)] = 1.0
-    beta: Annotated[float, Field(gt=0)] = 1.0
-    balance: Annotated[float, Field(ge=0)] = 0.5
+    d_primary: Width | Auto = "auto"
+    d_refinement: Width | Auto = "auto"
+    gamma: Positive | Auto = "auto"
+    beta: Positive | Auto = "auto"
+    balance: NonNegative | Auto = "auto"
+    tau: NonNegative | Auto = "auto"
+    scope: Scope = "federation"
+    refinement: Refinement = "cross-fitted"
+    sketch: Annotated[int, Field(ge=0)] = 128  # columns of the leverage sketch; 0 sends the whole factor instead
+    smoothing: Positive = 0.03
     activation_primary: Activation = "relu"
     activation_refinement: Activation = "relu"
     intercept: bool = False
@@ -46,27 +56,45 @@ class APFL:
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)
         features = clients[0].features
+        d_primary = width_for(sum(map(len, clients))) if self.d_primary == "auto" else self.d_primary
+        d_refinement = d_primary if self.d_refinement == "auto" else self.d_refinement
         primary_map, refinement_map = (
             random_map(features.shape[1], d, activation, map_seed, intercept=self.intercept).like(features)
             for d, activation, map_seed in (
-                (self.d_primary, self.activation_primary, 2 * seed),
-                (self.d_refinement, self.activation_refinement, 2 * seed + 1),
+                (d_primary, self.activation_primary, 2 * seed),
+                (d_refinement, self.activation_refinement, 2 * seed + 1),
             )
         )
         phis, summed = mapped_and_summed(clients, n_classes, normalise, primary_map)
-        primary = solve(summed, self.gamma)
+        primary = solve_primary(summed, self.gamma)
+        choice = Choice(self.beta, self.balance, self.tau, self.scope, self.refinement, self.smoothing)
 
-        def personal(k: int) -> DualStream:
-            psi = refinement_map(normalise(clients[k].features))
-            residual = one_hot(clients[k].labels, n_classes) - phis[k].to(torch.float64) @ primary
-            refinement = fit_refinement(psi, residual, self.beta)
-            return DualStream(primary_map, primary, refinement_map, refinement, self.balance, normalise)
+        def rows_of(k: int) -> Rows:
+            shard = clients[k]
+            return Rows(phis[k], refinement_map(normalise(shard.features)), shard.labels, shard.groups)
 
-        models = over_clients(personal, range(len(clients)), features.device)
-        prelude = moments_bytes(self.normalise, features.shape[1])
-        yield Round(
-            models,
-            index=2 if prelude else 1,
-            bytes_up=len(clients) * (message_bytes(summed.width, n_classes) + prelude),
-            bytes_down=len(clients) * (nbytes({"primary": primary}) + prelude),
-        )
+        personal, chosen = personalise(rows_of, len(clients), primary, choice, self.sketch, seed)
+        models = [
+            DualStream(
+                primary_map, primary.weights, refinement_map, own.refinement, own.balance, normalise, prior=own.prior
+            )
+            for own in personal
+        ]
+        cost = self._cost(len(clients), summed.width, n_classes, features.shape[1], choice)
+        yield Round(models, chosen=chosen, **cost)  # type: ignore[arg-type]
+
+    def _cost(self, n_clients: int, width: int, n_classes: int, n_features: int, choice: Choice) -> dict[str, int]:
+        """Exchanges and bytes: statistics up; primary, sketch and class totals down; tables up; the choice down."""
+        prelude = moments_bytes(self.normalise, n_features)
+        up, down = message_bytes(width, n_classes) + prelude, 8 * width * n_classes + prelude
+        if choice.open or choice.refinement == "cross-fitted":
+            down += 8 * (width * self.sketch if self.sketch else width * (width + 1) // 2)
+        if choice.open or choice.fixed("tau"):
+            down += 8 * n_classes
+        if choice.open:
+            tried = grid(1.0, beta=choice.fixed("beta"), balance=choice.fixed("balance"), tau=choice.fixed("tau"))
+            table = tried.shape[0] * tried.shape[1] * tried.shape[2]
+            up += 8 * table if choice.scope != "client" else 0
+            down += {"federation": 3, "client": 0, "shrunk": table}[choice.scope] * 8
+        exchanges = 1 + bool(prelude) + (choice.open and choice.scope != "client")
+        return {"index": exchanges, "bytes_up": n_clients * up, "bytes_down": n_clients * down}

@@ -19,7 +19,7 @@ from pydantic import Field
 from apfl.exchange import message_bytes, nbytes
 from apfl.federation import Round, Shard
 from apfl.heads import LinearHead
-from apfl.maps import random_map
+from apfl.maps import Activation, random_map
 from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
 from apfl.normalise import Normalise
 from apfl.ridge import solve
@@ -31,7 +31,7 @@ class OLL:
 
     d: Annotated[int, Field(gt=0)] = 1024
     gamma: Annotated[float, Field(ge=0)] = 1.0
-    activation: str = "relu"
+    activation: Activation = "relu"
     normalise: Normalise = "row"
 
     personal: ClassVar[bool] = True

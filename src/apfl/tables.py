@@ -1,0 +1,90 @@
+"""Federated leave-one-out: beta, balance and tau from how many left-out rows each setting gets right.
+
+A client's table of hits is a small additive statistic. The server adds the tables and picks one setting for everyone
+(``federation``); or every client picks by its own (``client``); or by its own drawn towards the sum (``shrunk``).
+
+The third setting weighs a *local prior*: tau * log(p_k(class) / p(class)), what the client's own label frequencies say
+beyond everyone's. With tau = 0 there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from apfl.leaveout import LeftOut
+from apfl.ridge import one_hot
+
+__all__ = ["Grid", "Scope", "choose", "grid", "hits", "local_prior", "towards_the_sum"]
+
+Scope = Literal["federation", "client", "shrunk"]
+SHRINK_ROWS = 200  # with scope "shrunk" the others' table counts as this many rows
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The settings tried. All clients must use the same, or their tables would not add."""
+
+    betas: Sequence[float]
+    balances: Sequence[float]
+    taus: Sequence[float]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.betas), len(self.balances), len(self.taus)
+
+
+def grid(unit: float, *, beta: float | None, balance: float | None, tau: float | None) -> Grid:
+    """The default grid, at most 2,000 entries; a setting that is fixed has one.
+
+    Betas spread over five and a half decades of ``unit``, the mean squared length of a row of Psi, so that they fit the
+    spectrum whatever the width, the map or the scale of the features.
+    """
+    return Grid(
+        [unit * 10 ** (step / 2) for step in range(-9, 3)] if beta is None else [beta],
+        [step / 10 for step in range(14)] if balance is None else [balance],
+        [0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12] if tau is None else [tau],
+    )
+
+
+def local_prior(counts: Tensor, total_counts: Tensor, smoothing: float) -> Tensor:
+    """log(p_k / p) up to a constant, (..., c), from counts smoothed by a small number."""
+    return torch.log(counts + smoothing) - torch.log(total_counts + smoothing)
+
+
+def hits(
+    left_out: LeftOut, labels: Tensor, counts: Tensor, total_counts: Tensor, smoothing: float, tried: Grid
+) -> Tensor:
+    """How many of a client's left-out rows each setting gets right, (betas, balances, taus), int64.
+
+    A row's own label is taken out of the counts before they judge it.
+    """
+    own = one_hot(labels, len(counts)).to(counts.device)
+    primary = own - left_out.primary
+    prior = local_prior(counts - own, total_counts - own, smoothing)
+    table = torch.zeros(tried.shape, dtype=torch.int64, device=labels.device)
+    balances = torch.tensor(tried.balances, dtype=torch.float32, device=labels.device)[:, None, None]
+    # Single precision decides an argmax differently only where two scores agree to seven digits.
+    bases = [(primary + tau * prior).float() for tau in tried.taus]
+    for b, beta in enumerate(tried.betas):
+        refined = balances * left_out.refinement(beta).float()
+        for t, base in enumerate(bases):
+            table[b, :, t] = ((base + refined).argmax(2) == labels).sum(1)
+    return table
+
+
+def choose(table: Tensor, tried: Grid) -> tuple[float, float, float]:
+    """The setting with most hits; of equal ones that with the largest beta, then the smallest balance and tau."""
+    best = torch.nonzero(table == table.max()).tolist()
+    b, k, t = max(best, key=lambda index: (index[0], -index[1], -index[2]))
+    return tried.betas[b], tried.balances[k], tried.taus[t]
+
+
+def towards_the_sum(own: Tensor, summed: Tensor, n_own: int, n_all: int) -> Tensor:
+    """A client's table with the others' mean table added as if it were `SHRINK_ROWS` rows."""
+    others = max(n_all - n_own, 1)
+    return own + (summed - own) * (SHRINK_ROWS / others)

@@ -1,0 +1,239 @@
+"""The closed-form choice of every setting."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import apfl.gcv as gcv_room
+import apfl.memory as memory
+from apfl.errors import InputError
+from apfl.exchange import message_bytes
+from apfl.federation import Shard
+from apfl.gcv import choose_gamma, feature_energy
+from apfl.leaveout import LeftOut, hat_basis, whiten
+from apfl.methods import load_method
+from apfl.personal import width_for
+from apfl.ridge import factorise, one_hot, solve, statistics, total
+from apfl.streams import fit_refinement
+from apfl.tables import Grid, choose, grid, hits, local_prior, towards_the_sum
+
+from .conftest import draw_clients
+from .test_ridge import rows
+
+
+def gcv_from_rows(phi: torch.Tensor, y: torch.Tensor, gamma: float) -> float:
+    """By its definition: the hat matrix itself."""
+    hat = phi @ torch.linalg.solve(phi.T @ phi + gamma * torch.eye(phi.shape[1], dtype=torch.float64), phi.T)
+    n = len(phi)
+    return float(n * (y - hat @ y).square().sum() / (n - hat.trace()) ** 2)
+
+
+@given(st.integers(3, 60), st.integers(1, 40), st.integers(0, 99))
+def test_gcv_from_statistics_is_gcv_from_rows(n, d, seed):
+    phi, y = rows(n, d, 3, seed)
+    path = choose_gamma(total([statistics(phi[:1], y[:1]), statistics(phi[1:], y[1:])]))
+    assert path.gammas == sorted(path.gammas)
+    for gamma, score in zip(path.gammas, path.scores, strict=True):
+        # With N < d and a tiny gamma, rss and N - df are both differences of nearly equal numbers.
+        if gamma > 1e-3 * feature_energy(statistics(phi, y)):
+            assert score == pytest.approx(gcv_from_rows(phi, y, gamma), rel=1e-6)
+
+
+def test_one_factorisation_a_point_gives_the_same_curve(monkeypatch):
+    phi, y = rows(300, 200, 3, 0)
+    stats = statistics(phi, y)
+    exact = choose_gamma(stats)
+    monkeypatch.setattr(gcv_room, "EIGEN_WIDTH", 0)
+    sketched = choose_gamma(stats)
+    by_gamma = dict(zip(exact.gammas, exact.scores, strict=True))
+    for gamma, score in zip(sketched.gammas, sketched.scores, strict=True):
+        if gamma in by_gamma and gamma > 0.1 * exact.lowest:
+            # The trace of 200 numbers from 64 vectors is known to about sqrt(2 / 64 / 200) = 1.3 % of itself.
+            assert score == pytest.approx(by_gamma[gamma], rel=0.06)
+
+
+def test_gamma_is_near_the_best_for_new_rows():
+    """A noisy linear target: GCV finds a gamma that predicts fresh rows about as well as the best one can."""
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(80, 3))
+
+    def draw(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = rng.normal(size=(n, 80))
+        labels = (x @ weights + 12 * rng.normal(size=(n, 3))).argmax(1)
+        return torch.from_numpy(x), one_hot(torch.from_numpy(labels), 3)
+
+    phi, y = draw(150)
+    fresh, truth = draw(4000)
+    stats = statistics(phi, y)
+    path = choose_gamma(stats)
+
+    def error(gamma: float) -> float:
+        return float((truth - fresh @ solve(stats, gamma)).square().mean())
+
+    errors = [error(gamma) for gamma in path.gammas]
+    assert error(path.lowest) < 1.05 * min(errors)
+    assert error(path.chosen) < 1.15 * min(errors)
+    assert max(errors) > 1.5 * min(errors)  # it could have gone wrong
+    assert path.chosen <= path.lowest
+
+
+def test_what_gamma_cannot_be_chosen_from():
+    phi, y = rows(1, 4, 2, 0)
+    with pytest.raises(InputError, match="1 sample"):
+        choose_gamma(statistics(phi, y))
+    phi, y = rows(5, 4, 2, 0)
+    with pytest.raises(InputError, match="zero"):
+        choose_gamma(statistics(0 * phi, y))
+
+
+@pytest.mark.parametrize("kind", ["in-sample", "cross-fitted"])
+def test_a_table_counts_the_rows_that_refitting_would_get_right(kind):
+    """Left-out hits, the long way: without the row, refit both streams and the counts, and predict it."""
+    gamma, smoothing, c = 0.5, 0.03, 3
+    phi, y = rows(30, 8, c, 0)
+    psi, _ = rows(12, 6, c, 1)
+    labels, totals = y.argmax(1), y.sum(0)
+    factor = factorise(statistics(phi, y), gamma)
+    residual = y[:12] - phi[:12] @ torch.cholesky_solve(phi.T @ y, factor)
+    left = LeftOut(hat_basis(psi), whiten(phi[:12], factor), residual, kind)
+    tried = Grid([0.3, 30.0], [0.0, 0.5, 1.5], [0.0, 0.2])
+    table = hits(left, labels[:12], y[:12].sum(0), totals, smoothing, tried)
+
+    expected = torch.zeros(tried.shape, dtype=torch.int64)
+    for i in range(12):
+        others = torch.arange(30) != i
+
+        def primary_without(j: int | None, others: torch.Tensor = others) -> torch.Tensor:
+            keep = others if j is None else others & (torch.arange(30) != j)
+            return solve(statistics(phi[keep], y[keep]), gamma)
+
+        mine = [j for j in range(12) if j != i]
+        targets = torch.stack([y[j] - phi[j] @ primary_without(j if kind == "cross-fitted" else None) for j in mine])
+        prior = local_prior(y[mine].sum(0), y[others].sum(0), smoothing)
+        for b, beta in enumerate(tried.betas):
+            refinement = psi[i] @ fit_refinement(psi[mine], targets, beta)
+            for k, balance in enumerate(tried.balances):
+                for t, tau in enumerate(tried.taus):
+                    scores = phi[i] @ primary_without(None) + balance * refinement + tau * prior
+                    expected[b, k, t] += int(scores.argmax() == labels[i])
+    assert torch.equal(table, expected)
+    assert len(torch.unique(table)) > 1
+
+
+def test_ties_go_to_the_most_cautious_setting():
+    tried = Grid([1.0, 2.0], [0.0, 0.5], [0.0, 0.1])
+    assert choose(torch.ones(2, 2, 2), tried) == (2.0, 0.0, 0.0)
+    table = torch.zeros(2, 2, 2)
+    table[0, 1, 1] = 5
+    assert choose(table, tried) == (1.0, 0.5, 0.1)
+
+
+def test_shrinking_lies_between_the_client_and_the_federation():
+    own, summed = torch.tensor([3.0, 0.0]), torch.tensor([3.0, 900.0])
+    drawn = towards_the_sum(own, summed, 3, 1003)
+    assert drawn.tolist() == [3.0, 900 * 200 / 1000]
+
+
+def test_a_fixed_setting_is_not_searched_and_tables_stay_small():
+    assert grid(1.0, beta=2.0, balance=None, tau=0.0).shape == (1, 14, 1)
+    assert math.prod(grid(1.0, beta=None, balance=None, tau=None).shape) <= 2000
+
+
+def skewed(n_clients: int = 6, n: int = 60, seed: int = 0) -> list[Shard]:
+    """Overlapping clouds; each client has mostly two of four classes."""
+    rng = np.random.default_rng(seed)
+    centres = 1.2 * np.eye(4, 10)
+    shards = []
+    for k in range(n_clients):
+        usual = rng.choice([k % 4, (k + 1) % 4], size=n)
+        labels = np.where(rng.random(n) < 0.9, usual, rng.integers(4, size=n))
+        features = torch.from_numpy(centres[labels] + 0.8 * rng.normal(size=(n, 10))).float()
+        shards.append(Shard(features, torch.from_numpy(labels)))
+    return shards
+
+
+def accuracy(name: str, **settings) -> float:
+    (last,) = load_method(name, **settings).rounds(skewed(), 4, 0)
+    fresh = skewed(seed=1)
+    right = [
+        (m.scores(s.features).argmax(1) == s.labels).double().mean() for m, s in zip(last.models, fresh, strict=True)
+    ]
+    return float(torch.stack(right).mean())
+
+
+def test_it_tunes_itself_where_fixed_settings_fail():
+    fixed = {"d_primary": 256, "d_refinement": 256}
+    assert accuracy("apfl", **fixed) > accuracy("apfl_paper", **fixed, beta=1e-3, balance=1.0) + 0.05
+    assert accuracy("apfl", **fixed) > accuracy("central", d=256) + 0.05
+
+
+@pytest.mark.parametrize("scope", ["federation", "client", "shrunk"])
+@pytest.mark.parametrize("refinement", ["cross-fitted", "in-sample"])
+def test_every_scope_and_refinement_works(scope, refinement):
+    assert accuracy("apfl", d_primary=128, scope=scope, refinement=refinement) > 0.7
+
+
+def test_what_was_chosen_is_recorded():
+    (last,) = load_method("apfl", d_primary=128).rounds(skewed(), 4, 0)
+    chosen = last.chosen
+    assert chosen["d_primary"] == 128
+    assert chosen["gamma"] in chosen["gamma_path"]["gamma"]
+    assert chosen["beta"] in chosen["table"]["beta"]
+    assert chosen["left_out_accuracy"] >= chosen["left_out_accuracy_primary_alone"]
+    table = torch.tensor(chosen["table"]["hits"])
+    assert chosen["left_out_accuracy"] == pytest.approx(float(table.max()) / 360)
+    (fixed,) = load_method("apfl", d_primary=64, gamma=1, beta=2, balance=0.3, tau=0).rounds(skewed(), 4, 0)
+    assert (fixed.chosen["gamma"], fixed.chosen["beta"], fixed.chosen["balance"]) == (1.0, 2.0, 0.3)
+    assert fixed.index == 1
+
+
+def test_fixed_in_sample_settings_are_the_paper_preset():
+    clients = draw_clients([5, 30, 12], 6, 3, 0)
+    shared = {"d_primary": 25, "d_refinement": 20, "gamma": 2.0, "beta": 3.0, "balance": 0.4}
+    (auto,) = load_method("apfl", **shared, tau=0, refinement="in-sample").rounds(clients, 3, 0)
+    (paper,) = load_method("apfl_paper", **shared).rounds(clients, 3, 0)
+    for a, p, shard in zip(auto.models, paper.models, clients, strict=True):
+        torch.testing.assert_close(a.scores(shard.features), p.scores(shard.features), rtol=1e-12, atol=1e-12)
+    assert (auto.index, auto.bytes_up, auto.bytes_down) == (paper.index, paper.bytes_up, paper.bytes_down)
+
+
+def test_cost_stays_within_its_bounds():
+    clients = draw_clients([20, 30], 6, 3, 0)
+    (last,) = load_method("apfl", d_primary=300).rounds(clients, 3, 0)
+    more_up = last.bytes_up // 2 - message_bytes(300, 3)
+    more_down = last.bytes_down // 2 - 8 * 300 * 3
+    assert more_up <= 8 * 2000
+    assert more_down <= 8 * (300 * 128 + 3 + 3)
+    assert last.index == 2
+
+
+def test_single_rows_and_missing_classes():
+    features = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+    clients = [Shard(features[k : k + 1], torch.tensor([k % 2])) for k in range(5)]
+    (last,) = load_method("apfl").rounds(clients, 4, 0)
+    assert all(bool(torch.isfinite(model.scores(features)).all()) for model in last.models)
+
+
+@pytest.mark.parametrize(("n", "width"), [(1, 256), (300, 256), (1300, 1024), (8000, 8192), (10**7, 8192)])
+def test_default_width_follows_the_rows(n, width):
+    assert width_for(n) == width
+
+
+def test_a_width_that_does_not_fit_is_refused_with_one_that_does(monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda device: 10**9)
+    clients = draw_clients([20, 30], 6, 3, 0)
+    method = load_method("apfl", d_primary=16384)
+    with pytest.raises(InputError, match=r"needs about 7\.\d GB and 1\.0 GB are free") as refused:
+        list(method.rounds(clients, 3, 0))
+    widest = int(str(refused.value).rsplit("=", 1)[1])
+    assert memory.needed(widest, 50, 1) <= 10**9 < memory.needed(2 * widest, 50, 1)
+
+
+def test_memory_is_known_here():
+    assert memory.available(torch.device("cpu")) is None or memory.available(torch.device("cpu")) > 10**6
