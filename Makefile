@@ -22,7 +22,7 @@ docs: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs,hub,efficientnet,tables]"
 	touch $(STAMP)
 
 clean:

@@ -13,16 +13,16 @@ SOURCE = Path(apfl.__file__).parent
 
 # Floors of the house, lowest first; a module may import from its own floor and from those below.
 FLOORS = [
-    {"errors"},
+    {"errors", "extras", "hub"},
     {"ridge", "maps", "normalise", "container", "workers", "memory"},
     {"streams", "exchange", "leaveout", "heads", "checkpoint"},
     {"gcv", "tables"},
     {"personal"},
     {"federation"},
-    {"measure", "partition", "data", "methods", "verify"},
-    {"estimator", "experiment", "tuning"},
+    {"measure", "partition", "data", "methods", "verify", "backbones", "partial"},
+    {"estimator", "experiment", "features", "pipeline", "tuning"},
     {"report"},
-    {"cli"},
+    {"cli", "cli_features"},
 ]
 
 
@@ -78,5 +78,6 @@ def test_nothing_unpickles():
     for path in SOURCE.rglob("*.py"):
         text = path.read_text()
         assert "pickle.load" not in text, path
-        assert "torch.load" not in text, path
+        # Without weights_only torch.load unpickles; with it, tensors and plain values are all it can make.
+        assert text.count("torch.load(") == text.count("torch.load(file, weights_only=True, "), path
         assert "allow_pickle=True" not in text, path

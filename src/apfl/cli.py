@@ -1,4 +1,4 @@
-"""The command line: ``apfl run``, ``predict``, ``export``, ``methods``, ``verify``."""
+"""The command line: ``apfl run``, ``features``, ``predict``, ``export``, ``methods``, ``verify``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,22 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from apfl.cli_features import (
+    BackboneOption,
+    BackboneRevisionOption,
+    FeatureColumnOption,
+    ImageColumnOption,
+    LabelColumnOption,
+    OnCorruptOption,
+    PoolingOption,
+    RevisionOption,
+    SplitsOption,
+    features,
+    load_data,
+)
 from apfl.container import read, replacing, write
 from apfl.data import load_dataset
-from apfl.data.features import load_unlabelled
+from apfl.data.features import array_names, load_unlabelled
 from apfl.errors import InputError
 from apfl.experiment import Protocol, federate, keep_record, read_records, save_models
 from apfl.experiment import run as run_method
@@ -42,7 +55,12 @@ app = typer.Typer(
 out, err = Console(), Console(stderr=True)
 
 DataOption = Annotated[
-    str, typer.Option("--data", help="'digits' (embedded) or an .npz file with arrays 'features' and 'labels'.")
+    str,
+    typer.Option(
+        "--data",
+        help="'digits' (embedded); a file of features (.npz, .npy, .csv, .parquet); or images, with --backbone: "
+        "'cifar100', 'imagenet-r', owner/name on the Hub, a folder of images or of a saved dataset, an .npz.",
+    ),
 ]
 ClientsOption = Annotated[
     int | None,
@@ -59,11 +77,11 @@ PartitionOption = Annotated[
 ]
 ClientColumnOption = Annotated[
     str | None,
-    typer.Option(help="Array of the .npz that names each row's client (or domain, with --partition domains)."),
+    typer.Option(help="Column that names each row's client (or domain, with --partition domains)."),
 ]
-TestColumnOption = Annotated[str | None, typer.Option(help="Array of the .npz that is true for test rows.")]
+TestColumnOption = Annotated[str | None, typer.Option(help="Column that is true for test rows.")]
 GroupColumnOption = Annotated[
-    str | None, typer.Option(help="Array of the .npz whose equal entries (one patient's rows, say) are split together.")
+    str | None, typer.Option(help="Column whose equal entries (one patient's rows, say) are split together.")
 ]
 
 
@@ -97,6 +115,15 @@ def run(
         int | None, typer.Option(help="Fewest rows a client may get from a Dirichlet draw.", show_default=False)
     ] = None,
     classes_per_client: Annotated[int, typer.Option(help="With --partition classes.")] = 2,
+    backbone: BackboneOption = None,
+    pooling: PoolingOption = None,
+    revision: RevisionOption = None,
+    backbone_revision: BackboneRevisionOption = None,
+    splits: SplitsOption = None,
+    image_column: ImageColumnOption = None,
+    label_column: LabelColumnOption = None,
+    feature_column: FeatureColumnOption = None,
+    on_corrupt: OnCorruptOption = "refuse",
 ) -> None:
     """Run methods on one federation and print a table. No arguments are needed.
 
@@ -109,7 +136,11 @@ def run(
     chosen = _methods(methods, settings or [])
     seed_list = _seeds(seeds)
     where = _device(device)
-    dataset = load_dataset(data)
+    dataset = load_data(
+        data, backbone, pooling=pooling, revision=revision, backbone_revision=backbone_revision, splits=splits,
+        image_column=image_column, label_column=label_column, feature_column=feature_column,
+        on_corrupt=on_corrupt, device=device,
+    )  # fmt: skip
     # Everything that can be refused is refused before anything is run or written.
     federations = {seed: federate(dataset, protocol, seed) for seed in seed_list}
     folder = folder or Path("runs") / f"{Path(dataset.name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -143,6 +174,9 @@ def run(
     )
 
 
+app.command()(features)
+
+
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A client's model, as written by `apfl run` or `apfl export`.")],
@@ -154,7 +188,7 @@ def predict(
     """Predict with one client's model, offline. With labels in FILE the accuracy is printed too."""
     loaded = load_model(model)
     labels: Sequence[str] | None = None
-    if file.endswith(".npz") and "labels" not in _array_names(Path(file)):
+    if file.endswith(".npz") and "labels" not in array_names(Path(file)):
         features = load_unlabelled(file)
     else:
         dataset = load_dataset(file)
@@ -387,13 +421,3 @@ def _short(value: Any) -> str:
 
 def _as_json(settings: Any) -> dict[str, Any]:
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
-
-
-def _array_names(path: Path) -> list[str]:
-    import zipfile
-
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return [name.removesuffix(".npy") for name in archive.namelist()]
-    except (OSError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read as .npz ({error})") from error

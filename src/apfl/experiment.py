@@ -107,6 +107,7 @@ def run(
         device=str(federation.train[0].features.device),
         versions=versions(),
         chosen=dict(last.chosen),
+        provenance=dict(dataset.provenance),
         curve=curve,
     )
     return record, last.models
@@ -251,9 +252,12 @@ def _client_names(dataset: Dataset, protocol: Protocol, n_clients: int) -> list[
 
 def _flags(dataset: Dataset, name: str) -> np.ndarray:
     column = dataset.column(name)
+    if column.dtype.kind == "U" and np.isin(column, ("train", "test")).all():
+        return np.asarray(column == "test")
     if not np.isin(column, (0, 1)).all():
         raise InputError(
-            f"column '{name}' of {dataset.name} must be true or false in every row to say which are for testing"
+            f"column '{name}' of {dataset.name} must be true or false, or 'train' or 'test', in every row "
+            "to say which are for testing"
         )
     return column.astype(bool)
 

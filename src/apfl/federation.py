@@ -29,6 +29,7 @@ class Dataset:
     class_names: tuple[str, ...]
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # other columns of n entries: client, test, ...
     sha256: str | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
 
     def column(self, name: str) -> np.ndarray:
         """A column by name; an unknown one is an error that lists those there are."""

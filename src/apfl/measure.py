@@ -122,6 +122,7 @@ class Record:
     device: str
     versions: Mapping[str, str | None]
     chosen: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
     curve: Sequence[Sequence[float]] = ()  # after each round: seconds, bytes both ways, accuracy_client_mean
 
     def to_json(self) -> str:

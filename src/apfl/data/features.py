@@ -7,8 +7,11 @@ features are multiplied; optional ``class_names``; any other array of n entries 
 from __future__ import annotations
 
 import hashlib
+import json
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,33 +23,40 @@ from apfl.federation import Dataset
 def load(path: str | Path) -> Dataset:
     """Read and check the file."""
     path = Path(path)
-    arrays = _read(path)
+    return from_arrays(path, read_arrays(path))
+
+
+def from_arrays(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
+    """The dataset that the arrays of ``path`` make up, once they are checked."""
+    arrays = dict(arrays)
     missing = [name for name in ("features", "labels") if name not in arrays]
     if missing:
         raise InputError(f"{path} has no array '{missing[0]}' (it has: {', '.join(sorted(arrays))})")
     features = _features(path, arrays.pop("features"), arrays.pop("scale", None))
-    labels, names = _labels(path, arrays.pop("labels"), arrays.pop("class_names", None))
+    labels, names = coded_labels(path, arrays.pop("labels"), arrays.pop("class_names", None))
+    provenance = read_provenance(path, arrays)
     if len(labels) != len(features):
         raise InputError(f"{path} has {len(features)} features but {len(labels)} labels; there must be one for each")
     columns = {name: column for name, column in arrays.items() if column.shape == labels.shape}
-    return Dataset(path.name, features, torch.from_numpy(labels), names, columns, _sha256(path))
+    return Dataset(path.name, features, torch.from_numpy(labels), names, columns, file_sha256(path), provenance)
 
 
 def load_unlabelled(path: str | Path) -> torch.Tensor:
     """The features alone, of a file that may have no labels."""
     path = Path(path)
-    arrays = _read(path)
+    arrays = read_arrays(path)
     if "features" not in arrays:
         raise InputError(f"{path} has no array 'features' (it has: {', '.join(sorted(arrays))})")
     return _features(path, arrays["features"], arrays.get("scale"))
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, without: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """The arrays of an ``.npz``, but for those named."""
     if not path.is_file():
         raise InputError(f"there is no file {path}")
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            return {name: file[name] for name in file.files if name not in without}
     except (OSError, ValueError, zipfile.BadZipFile, AttributeError, EOFError) as error:
         raise InputError(
             f"{path} cannot be read as .npz ({error}): truncated, not from numpy.savez, or with Python objects"
@@ -74,7 +84,31 @@ def _features(path: Path, features: np.ndarray, scale: np.ndarray | None) -> tor
     return torch.from_numpy(scaled)
 
 
-def _labels(path: Path, labels: np.ndarray, class_names: np.ndarray | None) -> tuple[np.ndarray, tuple[str, ...]]:
+def array_names(path: Path) -> list[str]:
+    """The names of the arrays in an ``.npz``, without reading them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"{path} cannot be read as .npz ({error}): truncated, not from numpy.savez, or with Python objects"
+        ) from error
+
+
+def read_provenance(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Where features came from, as ``apfl features`` wrote it down; nothing for files from elsewhere."""
+    try:
+        return dict(json.loads(str(arrays.get("provenance", "{}"))))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{path}: 'provenance' is not the JSON that apfl writes ({error}); remove or repair it"
+        ) from error
+
+
+def coded_labels(
+    path: Path, labels: np.ndarray, class_names: np.ndarray | None = None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels as 0 to c - 1, and what these are called."""
     if labels.ndim != 1 or labels.dtype.kind not in "iubUS":
         raise InputError(
             f"{path}: 'labels' is {labels.dtype} of shape {labels.shape}; expected integers or strings of shape (n,)"
@@ -96,6 +130,7 @@ def _labels(path: Path, labels: np.ndarray, class_names: np.ndarray | None) -> t
     return labels.astype(np.int64), names
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """The hash of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

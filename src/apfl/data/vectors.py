@@ -1,0 +1,129 @@
+"""Embeddings in a table or a bare array: CSV, Parquet, ``.npy``.
+
+A table has a label column and either one column of vectors (Parquet) or numbered columns (``f0``, ``f1``, ... or
+``0``, ``1``, ...). Every other column of numbers or strings is kept, so options can name clients, groups and splits.
+An array ``NAME.npy`` has its labels beside it, in ``NAME.labels.npy`` or ``labels.npy``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apfl.data import arrays
+from apfl.data.features import from_arrays
+from apfl.data.samples import Samples
+from apfl.errors import InputError
+from apfl.extras import optional
+from apfl.federation import Dataset
+
+
+def load(path: str | Path, *, label_column: str | None = None, feature_column: str | None = None) -> Dataset:
+    """A CSV or Parquet file. ``feature_column`` names the vectors, or the prefix of the numbered columns."""
+    path = Path(path)
+    table = _read_table(path)
+    label = label_column or "label"
+    if label not in table.column_names:
+        raise InputError(
+            f"{path} has no column '{label}' (it has: {_some(table.column_names)}); name the labels with --label-column"
+        )
+    if not table.num_rows:
+        raise InputError(f"{path} has no rows")
+    labels = _labels(path, table, label)
+    features, used = _features(path, table, label, feature_column)
+    found = {"features": features, "labels": labels}
+    for name in table.column_names:
+        if name not in {*used, label, *found}:
+            column = _plain(table.column(name))
+            found |= {} if column is None else {name: column}
+    return from_arrays(path, found)
+
+
+def load_npy(path: str | Path) -> Dataset | Samples:
+    """An ``.npy`` of vectors (n, l), or of images, with its labels beside it."""
+    path = Path(path)
+    beside = [path.with_suffix(".labels.npy"), path.with_name("labels.npy")]
+    labels = next((file for file in beside if file.is_file()), None)
+    if labels is None:
+        raise InputError(f"{path} holds no labels; put them beside it, as {beside[0].name} or {beside[1].name}")
+    values, classes = _read_npy(path), _read_npy(labels)
+    if values.ndim > 2:
+        return arrays.load_npy(path, values, classes)
+    return from_arrays(path, {"features": values, "labels": classes})
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    try:
+        return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path} cannot be read as .npy ({error})") from error
+
+
+def _read_table(path: Path) -> Any:
+    arrow = optional("pyarrow", "tables")
+    try:
+        if path.suffix.lower() == ".csv":
+            return optional("pyarrow.csv", "tables").read_csv(path)
+        return optional("pyarrow.parquet", "tables").read_table(path)
+    except (OSError, arrow.ArrowException) as error:
+        raise InputError(f"{path} cannot be read as {path.suffix[1:]} ({error})") from error
+
+
+def _features(path: Path, table: Any, label: str, chosen: str | None) -> tuple[np.ndarray, set[str]]:
+    """The vectors (n, l), and the columns they came from."""
+    types = optional("pyarrow.types", "tables")
+    names = [name for name in table.column_names if name != label]
+    kinds = {name: table.schema.field(name).type for name in names}
+    lists = [n for n in names if types.is_list(kinds[n]) or types.is_fixed_size_list(kinds[n])]
+    numbered: dict[str, list[tuple[int, str]]] = {}
+    for name in names:
+        match = re.fullmatch(r"(.*?)(\d+)", name)
+        if match and (types.is_integer(kinds[name]) or types.is_floating(kinds[name])):
+            numbered.setdefault(match[1], []).append((int(match[2]), name))
+    candidates = [*lists, *numbered]
+    if chosen is None and len(candidates) == 1:
+        chosen = candidates[0]
+    if chosen is None or chosen not in candidates:
+        raise InputError(
+            f"{path}: features asked for in '{chosen or ''}', but it has columns of vectors: {_some(lists)}; numbered "
+            f"columns: {_some([f'{p}{c[0][0]}...' for p, c in numbered.items()])}; name one, or the part before its "
+            "number, with --feature-column"
+        )
+    if chosen in lists:
+        return _stacked(path, table.column(chosen), chosen), {chosen}
+    columns = [name for _, name in sorted(numbered[chosen])]
+    return np.stack([np.asarray(table.column(n), np.float32) for n in columns], 1), set(columns)
+
+
+def _stacked(path: Path, column: Any, name: str) -> np.ndarray:
+    rows = column.to_pylist()
+    lengths = {None if row is None else len(row) for row in rows}
+    if len(lengths) > 1 or None in lengths:
+        raise InputError(f"{path}: the vectors in '{name}' have different lengths or are missing; all must be equal")
+    try:
+        return np.array(rows, np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: the vectors in '{name}' do not hold numbers alone ({error})") from error
+
+
+def _labels(path: Path, table: Any, name: str) -> np.ndarray:
+    column = table.column(name)
+    if column.null_count:
+        raise InputError(f"{path}: {column.null_count} rows have no label in '{name}'; remove or complete them")
+    labels = _plain(column)
+    if labels is None or labels.dtype.kind == "f":
+        raise InputError(f"{path}: labels in '{name}' are {column.type}; expected integers or strings")
+    return labels
+
+
+def _plain(column: Any) -> np.ndarray | None:
+    """A column of numbers, strings or true and false as an array; other kinds, and gaps, give none."""
+    values = np.array(column.to_pylist())
+    return None if column.null_count or values.ndim != 1 or values.dtype.kind not in "biufU" else values
+
+
+def _some(names: list[str]) -> str:
+    return "none" if not names else ", ".join(names[:12]) + (f", ... ({len(names)})" if len(names) > 12 else "")

@@ -1,0 +1,236 @@
+"""Where images and vectors come from, and what is said when they cannot be had."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from apfl.data import Samples, load_dataset, open_source
+from apfl.data.samples import decode
+from apfl.errors import InputError
+from apfl.experiment import Protocol, federate
+from tests.pictures import folder_of_images, pixels, saved_dataset
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache of apfl's and no Hub; gives the cache."""
+    constants = pytest.importorskip("huggingface_hub.constants", reason="needs apfl[hub]")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("APFL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def images(source: Path | str, **options: object) -> Samples:
+    opened = open_source(str(source), **options)
+    assert isinstance(opened, Samples)
+    return opened
+
+
+def test_a_folder_names_classes_and_domains(tmp_path: Path) -> None:
+    root = folder_of_images(tmp_path / "pacs", classes=2, each=3, domains=("art", "photo"))
+    (root / "art" / "class0" / "notes.txt").write_text("not an image")
+    (root / ".hidden").mkdir()
+    samples = images(root)
+    assert samples.class_names == ("class0", "class1")
+    assert samples.labels.tolist() == [0, 0, 0, 1, 1, 1] * 2
+    assert samples.columns["domain"].tolist() == ["art"] * 6 + ["photo"] * 6
+    assert samples.columns["path"][4] == "art/class1/001.png"
+    np.testing.assert_array_equal(np.asarray(samples.decode(samples.fetch(4))), pixels(101, colour=1))
+
+
+def test_a_folders_revision_changes_with_any_file(tmp_path: Path) -> None:
+    root = folder_of_images(tmp_path / "images")
+    before = images(root).revision
+    assert images(root).revision == before
+    Image.fromarray(pixels(999, height=30)).save(root / "class1" / "002.png")
+    assert images(root).revision != before
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "gif", "tiff", "webp", "ppm"])
+def test_every_format_and_mode_becomes_rgb(tmp_path: Path, suffix: str) -> None:
+    Image.fromarray(pixels(0)).save(tmp_path / f"a.{suffix}")
+    image = decode(tmp_path / f"a.{suffix}")
+    assert (image.mode, image.size) == ("RGB", (32, 24))
+
+
+def test_modes_that_pillow_would_spoil(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 256).reshape(16, 16).astype(np.uint16)
+    Image.fromarray(ramp).save(tmp_path / "deep.png")
+    np.testing.assert_array_equal(np.asarray(decode(tmp_path / "deep.png"))[..., 0], ramp >> 8)
+    palette = Image.fromarray(pixels(0)).quantize(16)
+    palette.save(tmp_path / "palette.png", transparency=bytes(range(16)))
+    assert decode(tmp_path / "palette.png").mode == "RGB"
+    turned = Image.fromarray(pixels(0, height=10, width=20))
+    exif = turned.getexif()
+    exif[0x0112] = 6  # orientation: lies on its side
+    turned.save(tmp_path / "turned.jpg", exif=exif)
+    assert decode(tmp_path / "turned.jpg").size == (10, 20)
+    Image.fromarray(np.ones((4, 4), np.float32)).save(tmp_path / "float.tiff")
+    with pytest.raises(InputError, match="32-bit"):
+        decode(tmp_path / "float.tiff")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_images_in_an_npz_are_read_row_by_row(tmp_path: Path, save: object) -> None:
+    stack = np.stack([pixels(i) for i in range(7)])
+    save(tmp_path / "a.npz", images=stack, labels=np.arange(7) % 2, site=np.arange(7))  # type: ignore[operator]
+    samples = images(tmp_path / "a.npz")
+    for row in (0, 1, 5, 2):  # also backwards
+        np.testing.assert_array_equal(np.asarray(samples.decode(samples.fetch(row))), stack[row])
+    assert samples.columns["site"].tolist() == list(range(7))
+
+
+def test_an_npy_has_its_labels_beside_it(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    np.save(tmp_path / "x.npy", vectors)
+    with pytest.raises(InputError, match=r"x\.labels\.npy or labels\.npy"):
+        open_source(str(tmp_path / "x.npy"))
+    np.save(tmp_path / "x.labels.npy", np.array(["b", "a", "b", "a", "a"]))
+    dataset = load_dataset(str(tmp_path / "x.npy"))
+    np.testing.assert_array_equal(dataset.features.numpy(), vectors)
+    assert dataset.labels.tolist() == [1, 0, 1, 0, 0]
+    np.save(tmp_path / "x.npy", np.stack([pixels(i) for i in range(5)]))
+    samples = images(tmp_path / "x.npy")
+    np.testing.assert_array_equal(np.asarray(samples.decode(samples.fetch(3))), pixels(3))
+
+
+def table(tmp_path: Path, kind: str) -> tuple[Path, np.ndarray]:
+    arrow = pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    vectors = np.random.default_rng(0).standard_normal((24, 12)).astype(np.float32)
+    columns = {
+        "species": ["oak", "elm"] * 12,
+        "site": [f"s{i % 3}" for i in range(24)],
+        "patient": [i // 2 for i in range(24)],
+        "split": ["train", "train", "train", "test"] * 6,
+    }
+    path = tmp_path / f"embeddings.{kind}"
+    if kind == "csv":
+        import pyarrow.csv
+
+        # The tenth column must come after the ninth, not after the first.
+        numbered = {f"f{j}": vectors[:, j] for j in np.random.default_rng(1).permutation(12)}
+        pyarrow.csv.write_csv(arrow.table(columns | numbered), path)
+    else:
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(arrow.table(columns | {"embedding": list(vectors)}), path)
+    return path, vectors
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_gives_vectors_clients_groups_and_splits(tmp_path: Path, kind: str) -> None:
+    path, vectors = table(tmp_path, kind)
+    dataset = load_dataset(str(path), label_column="species")
+    np.testing.assert_allclose(dataset.features.numpy(), vectors, rtol=1e-6)  # CSV holds decimal digits
+    assert dataset.class_names == ("elm", "oak")
+    federation = federate(dataset, Protocol("given", None, client_column="site", test_column="split"), seed=0)
+    assert list(federation.names) == ["s0", "s1", "s2"]
+    assert sum(len(shard) for shard in federation.test) == 6
+    grouped = federate(dataset, Protocol("given", None, client_column="site", group_column="patient"), seed=0)
+    assert grouped.train[0].groups is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"no column 'label' \(it has: .*species"),
+        ({"label_column": "f3"}, "labels in 'f3' are double; expected integers or strings"),
+        ({"label_column": "species", "feature_column": "g"}, "numbered columns: f"),
+        ({"label_column": "species", "revision": "main"}, "--revision given, which is of no use"),
+    ],
+)
+def test_a_table_that_does_not_fit(tmp_path: Path, options: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_dataset(str(table(tmp_path, "csv")[0]), **options)
+
+
+def test_tables_that_are_damaged(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    broken, gaps, bare = tmp_path / "a.parquet", tmp_path / "b.csv", tmp_path / "c.csv"
+    broken.write_bytes(b"PAR1 no more")
+    gaps.write_text("label,f0\n1,0.5\n,0.25\n")
+    bare.write_text("label,f0\n1,0.5\n2,\n")
+    for path, message in ((broken, "cannot be read as parquet"), (gaps, "1 rows have no label"), (bare, "NaN")):
+        with pytest.raises(InputError, match=message):
+            load_dataset(str(path))
+
+
+def test_a_saved_dataset_loads_offline_with_its_splits(tmp_path: Path, no_network: Path) -> None:
+    pytest.importorskip("datasets", reason="needs apfl[hub]")
+    folder = saved_dataset(tmp_path / "saved")
+    samples = images(folder)
+    assert samples.settings == {"splits": ["train", "test"], "image_column": "img", "label_column": "fine_label"}
+    assert samples.columns["split"].tolist() == ["train"] * 40 + ["test"] * 20
+    assert samples.labels.tolist() == [i % 3 for i in range(60)]
+    assert samples.where(41).endswith("split test, row 1")
+    np.testing.assert_array_equal(np.asarray(samples.decode(samples.fetch(41))), pixels(41, colour=2))
+    only = images(folder, splits=["test"])
+    assert len(only) == 20
+    assert only.revision != samples.revision
+    for options, message in (
+        ({"splits": ["validation"]}, r"no split in saved 'validation'\. \(have: test, train\)"),
+        ({"image_column": "fine_label"}, "not images"),
+        ({"label_column": "img"}, "expected integers or strings"),
+        ({"label_column": "species"}, r"no column 'species' \(it has: img \(Image\), fine_label \(ClassLabel\)\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            images(folder, **options)
+
+
+def test_a_preset_is_found_in_the_folder_the_error_names(no_network: Path) -> None:
+    pytest.importorskip("datasets", reason="needs apfl[hub]")
+    with pytest.raises(InputError) as caught:
+        open_source("cifar100")
+    folder = no_network / "datasets" / "uoft-cs--cifar100"
+    assert f"`hf download uoft-cs/cifar100 --repo-type dataset --local-dir {folder}`" in str(caught.value)
+    saved_dataset(folder)
+    assert images("cifar100").settings["splits"] == ["train", "test"]
+    # The columns of this one were recalled, not seen: if they differ, those found are named.
+    saved_dataset(no_network / "datasets" / "axiong--imagenet-r", label="renamed")
+    with pytest.raises(InputError, match=r"no column 'image' \(it has: img \(Image\), renamed \(ClassLabel\)\)"):
+        open_source("imagenet-r")
+
+
+def test_a_clone_of_a_hub_dataset_is_as_good(no_network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs apfl[hub]")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", no_network / "arrow")
+    saved = datasets.load_from_disk(str(saved_dataset(no_network / "saved")))
+    clone = no_network / "datasets" / "uoft-cs--cifar100" / "data"
+    clone.mkdir(parents=True)
+    for split, rows in saved.items():
+        rows.to_parquet(clone / f"{split}-00000-of-00001.parquet")
+    samples = images("cifar100")
+    assert samples.columns["split"].tolist() == ["train"] * 40 + ["test"] * 20
+    np.testing.assert_array_equal(np.asarray(samples.decode(samples.fetch(41))), pixels(41, colour=2))
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "extra"), [("datasets", "cifar100", "hub"), ("pyarrow", "x.csv", "tables")]
+)
+def test_a_missing_library_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, source: str, extra: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").write_text("label,f0\na,1\n")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError, match=rf"pip install 'apfl\[{extra}\]'"):
+        open_source(source)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda root: (root / "a").mkdir(), "holds no images"),
+        (lambda root: folder_of_images(root / "x" / "y" / "z"), "holds no images"),
+        (lambda root: (folder_of_images(root), folder_of_images(root / "art")), "different depths"),
+    ],
+)
+def test_folders_that_are_no_datasets(tmp_path: Path, make: object, message: str) -> None:
+    make(tmp_path)  # type: ignore[operator]
+    with pytest.raises(InputError, match=message):
+        open_source(str(tmp_path))
