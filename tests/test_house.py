@@ -15,12 +15,12 @@ SOURCE = Path(apfl.__file__).parent
 FLOORS = [
     {"errors", "extras", "hub"},
     {"ridge", "maps", "normalise", "container", "workers", "memory"},
-    {"streams", "exchange", "leaveout"},
+    {"streams", "exchange", "leaveout", "heads", "checkpoint"},
     {"gcv", "tables"},
     {"personal"},
     {"federation"},
     {"measure", "partition", "data", "methods", "verify", "backbones", "partial"},
-    {"estimator", "experiment", "features", "pipeline"},
+    {"estimator", "experiment", "features", "pipeline", "tuning"},
     {"report"},
     {"cli", "cli_features"},
 ]

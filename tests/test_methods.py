@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from apfl.container import Container
 from apfl.errors import InputError
 from apfl.exchange import message, nbytes
 from apfl.federation import Model, Shard
-from apfl.methods import load_method, method_names
+from apfl.methods import load_method, method_class, method_names
 from apfl.methods.afl import smallest_ridge
 from apfl.ridge import one_hot, solve, statistics
 from apfl.workers import over_clients
@@ -25,9 +27,9 @@ def last_round(name: str, clients: list[Shard], n_classes: int, seed: int = 0, *
 
 
 def small(name: str) -> dict[str, int]:
-    """A width that keeps the test quick, where the method has one."""
-    widths = {"d_primary": 40, "d_refinement": 30}
-    return {"apfl": widths, "apfl_paper": widths, "central": {"d": 40}, "local_ridge": {"d": 40}}.get(name, {})
+    """Widths and rounds that keep the test quick, where the method has any."""
+    sizes = {"d": 40, "d_primary": 40, "d_refinement": 30, "n_rounds": 12}
+    return {field.name: sizes[field.name] for field in fields(method_class(name)) if field.name in sizes}
 
 
 def separable(n_clients: int = 4, seed: int = 0) -> list[Shard]:

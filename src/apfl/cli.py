@@ -42,6 +42,7 @@ from apfl.federation import Dataset, Federation, Method, load_model
 from apfl.measure import Record
 from apfl.methods import load_method, method_class, method_names
 from apfl.report.terminal import results_table
+from apfl.tuning import tune_once
 from apfl.verify import verify as verify_theorems
 
 app = typer.Typer(
@@ -103,6 +104,9 @@ def run(
         typer.Option("--out", help="Folder for records and models. [default: runs/DATA-TIME]", show_default=False),
     ] = None,
     save: Annotated[bool, typer.Option("--save-models/--no-save-models", help="Write every client's model.")] = True,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Choose settings on a fifth of the training rows of the first seed.")
+    ] = False,
     client_column: ClientColumnOption = None,
     test_column: TestColumnOption = None,
     group_column: GroupColumnOption = None,
@@ -142,6 +146,9 @@ def run(
     folder = folder or Path("runs") / f"{Path(dataset.name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     if not any(len(shard) for federation in federations.values() for shard in federation.test):
         raise InputError("no client has test rows, so there would be nothing to measure; keep some back for testing")
+    if tune:
+        _check_folder(folder, dataset, protocol, {}, seed_list)
+        chosen = _tuned(chosen, federations[seed_list[0]].to(where), dataset, protocol, seed_list[0], folder)
     _check_folder(folder, dataset, protocol, chosen, seed_list)
 
     records: list[Record] = []
@@ -294,18 +301,35 @@ def _run_seed(
     with _progress() as progress:
         for name, method in chosen.items():
             task = progress.add_task(f"seed {seed}  {name}", total=None)
+            checkpoint = folder / "checkpoints" / f"{name}-seed-{seed}.safetensors"
             record, models = run_method(
                 name, method, federation, dataset, protocol, seed,
                 on_round=lambda r, task=task, name=name: progress.update(  # type: ignore[misc]
                     task, description=f"seed {seed}  {name}  round {r.index}"
                 ),
+                checkpoint=checkpoint,
             )  # fmt: skip
             if save:
                 progress.update(task, description=f"seed {seed}  {name}  writing models")
                 save_models(models, folder / "models" / name / f"seed-{seed}", dataset.class_names)
             keep_record(record, folder / "records.jsonl")
+            checkpoint.unlink(missing_ok=True)
             yield record
             progress.remove_task(task)
+
+
+def _tuned(
+    methods: dict[str, Method], federation: Federation, dataset: Dataset, protocol: Protocol, seed: int, folder: Path
+) -> dict[str, Method]:
+    """The methods with the settings that tuning chose, kept in OUT/tuning.jsonl."""
+    run, tuned = [dataset.sha256, _as_json(protocol)], {}
+    with _progress() as progress:
+        for name, method in methods.items():
+            task = progress.add_task(f"tuning {name}", total=None)
+            path = folder / "tuning.jsonl"
+            tuned[name] = tune_once(path, name, method, federation.train, federation.n_classes, seed, run).method
+            progress.remove_task(task)
+    return tuned
 
 
 def _progress() -> Progress:

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from apfl.checkpoint import Checkpoint, load, save
 from apfl.container import replacing, write
 from apfl.errors import InputError
 from apfl.federation import Dataset, Federation, Method, Model, Round, Shard
-from apfl.measure import Record, metrics
+from apfl.measure import Record, client_accuracies, metrics
 from apfl.partition import load_partition, split
 
 __all__ = ["Protocol", "federate", "keep_record", "read_records", "run", "save_models", "versions"]
@@ -77,23 +78,13 @@ def run(
     seed: int,
     *,
     on_round: Callable[[Round], None] | None = None,
+    checkpoint: Path | None = None,
 ) -> tuple[Record, Sequence[Model]]:
-    """Train and measure one method. ``seconds`` counts training alone; the last round is what is measured."""
-    seconds, last = 0.0, None
-    rounds = method.rounds(federation.train, federation.n_classes, seed)
-    while True:
-        start = time.perf_counter()
-        current = next(rounds, None)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        seconds += time.perf_counter() - start
-        if current is None:
-            break
-        last = current
-        if on_round is not None:
-            on_round(current)
-    if last is None:
-        raise InputError(f"method {name} yielded no round")
+    """Train and measure one method. ``seconds`` counts training alone; the last round is what is measured.
+
+    With ``checkpoint`` a run of many rounds that is stopped leaves that file, and the next one goes on from it.
+    """
+    last, seconds, curve = _train(name, method, federation, dataset, protocol, seed, on_round, checkpoint)
     uses_alpha = protocol.partition.startswith("dirichlet")
     record = Record(
         method=name,
@@ -117,8 +108,58 @@ def run(
         versions=versions(),
         chosen=dict(last.chosen),
         provenance=dict(dataset.provenance),
+        curve=curve,
     )
     return record, last.models
+
+
+def _train(
+    name: str,
+    method: Method,
+    federation: Federation,
+    dataset: Dataset,
+    protocol: Protocol,
+    seed: int,
+    on_round: Callable[[Round], None] | None,
+    checkpoint: Path | None,
+) -> tuple[Round, float, list[list[float]]]:
+    """The last round, the seconds it took to get there, and the curve."""
+    what = [name, seed, dataset.sha256, asdict(protocol), asdict(method)]  # type: ignore[call-overload]
+    found = None if checkpoint is None else load(checkpoint, what)
+    seconds, curve = (0.0, []) if found is None else (found.seconds, found.curve)
+    resume: dict[str, Any] = {} if found is None else {"resume": found.state}
+    rounds = method.rounds(federation.train, federation.n_classes, seed, **resume)
+    reached: tuple[Round, float, int] | None = None  # a whole round, the time so far, the length of the curve before it
+    written = time.monotonic()
+
+    def keep() -> None:
+        if checkpoint is not None and reached is not None and reached[0].state is not None:
+            save(checkpoint, what, Checkpoint(reached[0].state, reached[1], curve[: reached[2]]))
+
+    try:
+        while True:
+            start = time.perf_counter()
+            current = next(rounds, None)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if current is None:
+                break
+            seconds += time.perf_counter() - start
+            accuracies = [each for each in client_accuracies(current.models, federation.test) if each is not None]
+            mean = float(np.mean(accuracies)) if accuracies else 0.0  # metrics() refuses a run without test rows
+            curve.append([seconds, float(current.bytes_up + current.bytes_down), mean])
+            reached = (current, seconds, len(curve) - 1)
+            if on_round is not None:
+                on_round(current)
+            if time.monotonic() - written > 60:
+                keep()
+                written = time.monotonic()
+    except (KeyboardInterrupt, SystemExit):
+        keep()
+        raise
+    if reached is None:
+        raise InputError(f"method {name} yielded no round")
+    return reached[0], seconds, curve
 
 
 def save_models(models: Sequence[Model], folder: Path, class_names: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from apfl.container import Container, read
 from apfl.errors import InputError, unknown
+from apfl.heads import LinearHead
 from apfl.streams import DualStream
 
 __all__ = ["Dataset", "Federation", "Method", "Model", "Round", "Shard", "load_model"]
@@ -123,6 +124,7 @@ class Round:
     bytes_up: int = 0  # so far, over all clients
     bytes_down: int = 0
     chosen: Mapping[str, Any] = field(default_factory=dict)  # what the method settled by itself
+    state: Mapping[str, Tensor] | None = None  # enough to go on from here, where a method can
 
 
 class Method(Protocol):
@@ -133,7 +135,7 @@ class Method(Protocol):
         ...
 
 
-KINDS: dict[str, type[DualStream]] = {DualStream.kind: DualStream}
+KINDS: dict[str, type[DualStream] | type[LinearHead]] = {each.kind: each for each in (DualStream, LinearHead)}
 
 
 def load_model(path: str | Path) -> Model:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.stats import rankdata
 
 from apfl.errors import InputError
@@ -24,9 +25,10 @@ __all__ = ["Record", "client_accuracies", "metrics"]
 
 def client_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[float | None]:
     """Accuracy of each client's model on the client's own test rows; None without any."""
-    return [
-        _accuracy(model.scores(test.features).argmax(1).cpu().numpy(), test) for model, test in _pairs(models, tests)
-    ]
+    pairs = [pair for pair in _pairs(models, tests) if len(pair[1])]
+    hits = [(model.scores(test.features).argmax(1) == test.labels).double().mean() for model, test in pairs]
+    known = iter(torch.stack(hits).tolist() if hits else [])  # one wait for the device, not one for each client
+    return [next(known) if len(test) else None for test in tests]
 
 
 def metrics(models: Sequence[Model], tests: Sequence[Shard], n_classes: int) -> dict[str, Any]:
@@ -121,6 +123,7 @@ class Record:
     versions: Mapping[str, str | None]
     chosen: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
+    curve: Sequence[Sequence[float]] = ()  # after each round: seconds, bytes both ways, accuracy_client_mean
 
     def to_json(self) -> str:
         """One line of ``records.jsonl``."""

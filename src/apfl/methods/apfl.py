@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -51,6 +51,8 @@ class APFL:
     intercept: bool = False
     normalise: Normalise = "row"
 
+    personal: ClassVar[bool] = True
+
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)
         features = clients[0].features
@@ -78,9 +80,8 @@ class APFL:
             )
             for own in personal
         ]
-        yield Round(
-            models, chosen=chosen, **self._cost(len(clients), summed.width, n_classes, features.shape[1], choice)
-        )
+        cost = self._cost(len(clients), summed.width, n_classes, features.shape[1], choice)
+        yield Round(models, chosen=chosen, **cost)  # type: ignore[arg-type]
 
     def _cost(self, n_clients: int, width: int, n_classes: int, n_features: int, choice: Choice) -> dict[str, int]:
         """Exchanges and bytes: statistics up; primary, sketch and class totals down; tables up; the choice down."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -40,6 +40,8 @@ class APFLPaper:
     activation_refinement: Activation = "relu"
     intercept: bool = False
     normalise: Normalise = "row"
+
+    personal: ClassVar[bool] = True
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -26,6 +26,8 @@ class LocalRidge:
     activation: Activation = "relu"
     intercept: bool = False
     normalise: Normalise = "row"
+
+    personal: ClassVar[bool] = True
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         shared_normaliser("none", clients)  # refuses an empty federation

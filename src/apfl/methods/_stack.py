@@ -1,0 +1,229 @@
+"""All clients of a run stacked: their rows, their minibatches, their heads, and what they exchange.
+
+Clients are in order of falling size: those with a full minibatch left are the first ones, and the last, shorter
+minibatches of similar clients are done together, so no step works on padding but for a few rows of those. Several grid
+points can be trained in one go: each client then has as many heads, side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from apfl.errors import InputError
+from apfl.federation import Shard
+from apfl.methods._heads import Batch, Params, Rule, descend, step
+from apfl.methods._primary import moments_bytes, shared_normaliser
+from apfl.workers import over_clients
+
+BATCHES, SAMPLING, INITIAL, WINDOWS = 1, 2, 3, 4  # what a stream of random numbers is for
+BLOCK = 16  # heads trained together on a CPU: they stay in its cache for a whole round, one block for each core
+
+
+def generator(seed: int, purpose: int, t: int = 0, k: int = 0) -> np.random.Generator:
+    """A client's own random numbers in one round. The purpose comes last because numpy ignores trailing zeros."""
+    return np.random.default_rng((seed, t, k, purpose))
+
+
+class Stack:
+    """The rows of all clients of a run, and the heads on them; the bytes that its exchanges moved."""
+
+    def __init__(self, points: Sequence[Any], clients: Sequence[Shard], n_classes: int, seed: int) -> None:
+        first = points[0]
+        self.points, self.n_classes, self.seed = points, n_classes, seed
+        self.normaliser = shared_normaliser(first.normalise, clients)
+        self.order = sorted(range(len(clients)), key=lambda k: -len(clients[k]))  # place in the stack -> client
+        for k in self.order:
+            _check(clients[k], k, clients[0].features.shape[1], n_classes)
+        self.features = torch.cat([self.normaliser(clients[k].features) for k in self.order])
+        self.labels = torch.cat([clients[k].labels for k in self.order]).long()
+        self.sizes = [len(clients[k]) for k in self.order]
+        self.starts = np.cumsum([0, *self.sizes[:-1]])
+        self.block = max(1, BLOCK // len(points)) if self.features.device.type == "cpu" else len(clients)
+        # Moments, where the normaliser needs them, are summed before the first round.
+        self.prelude = len(clients) * moments_bytes(first.normalise, self.features.shape[1])
+        self.bytes_up = self.bytes_down = self.prelude
+        self._schedules: dict[tuple[Any, ...], list[tuple[int, int, Tensor, Tensor]]] = {}
+
+    @property
+    def everyone(self) -> range:
+        return range(len(self.sizes))
+
+    @property
+    def n_heads(self) -> int:
+        return len(self.sizes) * len(self.points)
+
+    def value(self, name: str) -> Tensor:
+        """A setting as (heads, 1, 1): each grid point has its own."""
+        values = [float(getattr(point, name)) for point in self.points]
+        return self.features.new_tensor(values).repeat(len(self.sizes))[:, None, None]
+
+    def initial(self) -> Params:
+        """One fresh model for each grid point, all the same: torch's default, U(-1/sqrt(n), 1/sqrt(n))."""
+        rng, width = generator(self.seed, INITIAL), self.features.shape[1]
+        params: Params = {}
+        layers = [("", self.n_classes)]
+        if hidden := self.points[0].adapter:
+            layers = [("base_", hidden), ("", self.n_classes)]
+        for prefix, n_out in layers:
+            for name, rows in (("weight", width), ("bias", 1)):
+                drawn = rng.uniform(-1 / math.sqrt(width), 1 / math.sqrt(width), (1, rows, n_out))
+                params[prefix + name] = torch.from_numpy(drawn).to(self.features).repeat(len(self.points), 1, 1)
+            width = n_out
+        return params
+
+    def spread(self, shared: Mapping[str, Tensor]) -> Params:
+        """What the grid points share, one copy for each client."""
+        return {name: p.repeat(len(self.sizes), 1, 1) for name, p in shared.items()}
+
+    def participants(self, t: int) -> list[int]:
+        """Places of the clients that take part in round ``t``: sampled, then some of them lost; at least one stays."""
+        setting, n = self.points[0], len(self.sizes)
+        if setting.participation == 1 and setting.dropout == 0:
+            return list(self.everyone)
+        rng = generator(self.seed, SAMPLING, t)
+        sampled = rng.permutation(n)[: max(1, round(setting.participation * n))]
+        stays = rng.random(len(sampled)) >= setting.dropout
+        stays[0] |= not stays.any()
+        there = set(sampled[stays].tolist())
+        return [place for place in self.everyone if self.order[place] in there]
+
+    def mean(self, params: Mapping[str, Tensor], t: int, weights: Tensor | None = None) -> Params:
+        """The server's mean over those who took part, by their rows unless ``weights`` (heads,) are given.
+
+        This is the exchange: they send the parameters up, and the mean goes down to everyone.
+        """
+        there, n_points = self.participants(t), len(self.points)
+        given = self.features.new_tensor(self.sizes).repeat_interleave(n_points) if weights is None else weights
+        taking = torch.zeros_like(given).view(-1, n_points)
+        taking[there] = given.view(-1, n_points)[there]
+        share = taking / taking.sum(0)
+        averaged = {}
+        for name, p in params.items():
+            flat = p.reshape(len(self.sizes), n_points, -1)
+            averaged[name] = torch.einsum("kg,kgp->gp", share, flat).view(n_points, *p.shape[1:])
+        one_way = sum(p[0].numel() * p.element_size() for p in params.values())
+        self.count(up=len(there) * one_way, down=len(self.sizes) * one_way)
+        return averaged
+
+    def count(self, *, up: int = 0, down: int = 0) -> None:
+        """Add to what has travelled, over all clients."""
+        self.bytes_up += up
+        self.bytes_down += down
+
+    def shuffles(self, t: int, epochs: int, skip: int = 0) -> Callable[[int], list[np.ndarray]]:
+        """The minibatch stream: a client's rows, shuffled anew for each epoch. The same for every method."""
+
+        def rows(place: int) -> list[np.ndarray]:
+            rng = generator(self.seed, BATCHES, t, self.order[place])
+            drawn = [rng.permutation(self.sizes[place]) for _ in range(skip + epochs)]
+            return [self.starts[place] + each for each in drawn[skip:]]
+
+        return rows
+
+    def train(
+        self,
+        params: Mapping[str, Tensor],
+        t: int,
+        rule: Rule = descend,
+        *,
+        epochs: Tensor | None = None,
+        skip: int = 0,
+        everyone: bool = False,
+        lr: Tensor | None = None,
+        penalty: Callable[[Batch, Tensor], Tensor] | None = None,
+    ) -> Params:
+        """New parameters after some local epochs of those who take part in round ``t``; the others stay as they are.
+
+        ``epochs`` (heads, 1, 1) may differ between grid points; ``skip`` passes over so many epochs of the stream.
+        """
+        there = list(self.everyone) if everyone else self.participants(t)
+        lr = self.value("lr") if lr is None else lr
+        epochs = self.value("epochs") if epochs is None else epochs
+        if not (most := int(epochs.max())):
+            return dict(params)
+        alike = bool((epochs == most).all())
+        index = None if len(there) == len(self.sizes) else self.heads_of(there)
+        own = {name: p.clone() if index is None else p[index] for name, p in params.items()}
+        rows = self.shuffles(t, most, skip)
+
+        def work(first: int) -> None:
+            for batch in self._block(there, first, rows, self.points[0].batch):
+                rate = lr[batch.heads]
+                if not alike:
+                    rate = rate * (batch.epoch < epochs[batch.heads])
+                step({name: p[batch.own] for name, p in own.items()}, batch, rate, rule, penalty=penalty)
+
+        over_clients(work, range(0, len(there), self.block), self.features.device)
+        if index is None:
+            return own
+        return {name: p.index_copy(0, index, own[name]) for name, p in params.items()}
+
+    def batches(
+        self, places: Sequence[int], rows: Callable[[int], list[np.ndarray]], size: int | None = None
+    ) -> Iterator[Batch]:
+        """Minibatches of the clients at some places; ``rows`` gives a client's rows for each epoch."""
+        for first in range(0, len(places), self.block):
+            yield from self._block(places, first, rows, size or self.points[0].batch)
+
+    def _block(
+        self, places: Sequence[int], first: int, rows: Callable[[int], list[np.ndarray]], size: int
+    ) -> Iterator[Batch]:
+        """Those of one block. Clients do not meet within a round, so it may run through all epochs by itself."""
+        n_points, some = len(self.points), places[first : first + self.block]
+        drawn = [rows(place) for place in some]
+        table = torch.from_numpy(np.stack([np.concatenate(epoch) for epoch in zip(*drawn, strict=True)]))
+        schedule = self._schedule(tuple(len(own[0]) for own in drawn), size)
+        index = None if len(places) == len(self.sizes) else self.heads_of(some)
+        for epoch, shuffled in enumerate(table.to(self.features.device)):
+            for a, b, positions, share in schedule:
+                chosen = shuffled[positions]
+                x = self.features.index_select(0, chosen.flatten()).view(*chosen.shape, -1)
+                own = slice(first * n_points + a, first * n_points + b)
+                yield Batch(own if index is None else index[a:b], own, epoch, x, self.labels[chosen], share)
+
+    def heads_of(self, places: Sequence[int]) -> Tensor:
+        """The heads of the clients at some places, (heads,)."""
+        grid = torch.tensor(places)[:, None] * len(self.points) + torch.arange(len(self.points))
+        return grid.flatten().to(self.features.device)
+
+    def _schedule(self, sizes: tuple[int, ...], size: int) -> list[tuple[int, int, Tensor, Tensor]]:
+        """The steps of one epoch of a block: (first head, last head + 1, where their rows stand, 1 / rows)."""
+        found = self._schedules.get((sizes, size))
+        if found is None:
+            if len(self._schedules) > 64:  # sampled clients make a new block almost every round
+                self._schedules.clear()
+            found = self._schedules[sizes, size] = list(self._steps(np.array(sizes), size))
+        return found
+
+    def _steps(self, sizes: np.ndarray, size: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        starts, n_points = np.cumsum([0, *sizes[:-1]]), len(self.points)
+        for begin in range(0, int(sizes.max()), size):
+            full, some = int((sizes >= begin + size).sum()), int((sizes > begin).sum())
+            for a, b in ((0, full), (full, some)):
+                if a == b:
+                    continue
+                left = np.minimum(sizes[a:b] - begin, size)[:, None]  # rows of each client's minibatch
+                along = np.arange(left.max())
+                positions = np.repeat(starts[a:b, None] + begin + np.minimum(along, left - 1), n_points, axis=0)
+                share = np.repeat((along < left) / left, n_points, axis=0)[..., None]
+                yield (
+                    a * n_points,
+                    b * n_points,
+                    torch.from_numpy(positions).to(self.features.device),
+                    torch.from_numpy(share).to(self.features),
+                )
+
+
+def _check(shard: Shard, k: int, width: int, n_classes: int) -> None:
+    if not len(shard) or shard.features.shape[1] != width:
+        raise InputError(f"client {k} has features {tuple(shard.features.shape)}; expected (n, {width}), n at least 1")
+    if not 0 <= int(shard.labels.min()) <= int(shard.labels.max()) < n_classes:
+        raise InputError(f"client {k} has labels outside 0 to {n_classes - 1}; say how many classes there are")
+    if not bool(torch.isfinite(shard.features).all()):
+        raise InputError(f"client {k} has features with NaN or infinity; clean or rescale them first")

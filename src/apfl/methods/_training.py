@@ -1,0 +1,147 @@
+"""The settings that the gradient methods share, and their rounds.
+
+A method is three functions over an immutable state: `start`, `advance` by one round, and `heads`, what is evaluated.
+The state is all there is, so a run can stop after any round and go on later from a file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from apfl.errors import InputError
+from apfl.federation import Round, Shard
+from apfl.heads import LinearHead
+from apfl.methods._heads import Params
+from apfl.methods._stack import Stack
+from apfl.normalise import Normalise
+
+State = dict[str, Params]
+RATES = (0.01, 0.03, 0.1, 0.3)
+
+
+@dataclass(frozen=True)
+class Training(ABC):
+    """Local epochs of SGD on a head, round by round; the defaults are the paper's where it gives any."""
+
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    epochs: Annotated[int, Field(gt=0)] = 3  # local, in each round
+    n_rounds: Annotated[int, Field(gt=0)] = 200
+    batch: Annotated[int, Field(gt=0)] = 64
+    adapter: Annotated[int, Field(ge=0)] = 0  # width of a trainable Linear -> ReLU beneath the head; 0 for none
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of the clients sampled for each round
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # chance that a sampled client is lost for the round
+    normalise: Normalise = "row"
+
+    @abstractmethod
+    def start(self, stack: Stack) -> State:
+        """The state before the first round."""
+
+    @abstractmethod
+    def advance(self, stack: Stack, state: State, t: int) -> State:
+        """The state after round ``t``, counted from 0."""
+
+    @abstractmethod
+    def heads(self, stack: Stack, state: State, t: int) -> Mapping[str, Tensor]:
+        """What is evaluated after ``t`` rounds: a tensor for each grid point, or for each head."""
+
+    def rounds(
+        self, clients: Sequence[Shard], n_classes: int, seed: int, resume: Mapping[str, Tensor] | None = None
+    ) -> Iterator[Round]:
+        """Train. ``resume`` is the state of a round of the same run: it is yielded again, then the next ones."""
+        for (only,) in stacked_rounds([self], clients, n_classes, seed, resume):
+            yield only
+
+
+def stacked_rounds(
+    points: Sequence[Training],
+    clients: Sequence[Shard],
+    n_classes: int,
+    seed: int,
+    resume: Mapping[str, Tensor] | None = None,
+) -> Iterator[list[Round]]:
+    """The rounds of several grid points of one method, trained side by side."""
+    method, stack = points[0], Stack(points, clients, n_classes, seed)
+    with _enough_threads(stack):
+        t, state = (0, method.start(stack)) if resume is None else _unpack(resume, stack)
+    again = resume is not None
+    while again or t < method.n_rounds:
+        with _enough_threads(stack):
+            if not again:
+                state = method.advance(stack, state, t)
+                t += 1
+            heads = method.heads(stack, state, t)
+        again = False
+        for name, p in heads.items():
+            if not bool(torch.isfinite(p.sum())) and name != "bias" and len(points) == 1:
+                raise InputError(f"training diverged in round {t} (lr {method.lr:g}): use a smaller lr")
+        packed = _pack(state, stack, t)
+        yield [
+            Round(
+                _models(stack, heads, point),
+                index=(t if stack.bytes_up > stack.prelude else 0) + bool(stack.prelude),
+                bytes_up=stack.bytes_up,
+                bytes_down=stack.bytes_down,
+                state=packed,
+            )
+            for point in range(len(points))
+        ]
+
+
+@contextmanager
+def _enough_threads(stack: Stack) -> Iterator[None]:
+    """One thread where a step is so small that a second would only wait (ten times slower on a busy machine)."""
+    step = min(stack.block, len(stack.sizes)) * stack.points[0].batch * stack.features.shape[1] * stack.n_classes
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1 if step * len(stack.points) < 1e7 else threads)
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _models(stack: Stack, heads: Mapping[str, Tensor], point: int) -> list[LinearHead]:
+    """A model for each client, in the clients' own order; a tensor they share is one object."""
+    n_points = len(stack.points)
+    shared = {name: _flat(name, p[point]) for name, p in heads.items() if len(p) == n_points}
+    own = {name: p for name, p in heads.items() if len(p) != n_points}
+    if not own:
+        return [_head(stack, shared)] * len(stack.sizes)
+    models: dict[int, LinearHead] = {}
+    for place, k in enumerate(stack.order):
+        mine = {name: _flat(name, p[place * n_points + point]) for name, p in own.items()}
+        models[k] = _head(stack, shared | mine)
+    return [models[k] for k in range(len(models))]
+
+
+def _head(stack: Stack, tensors: Mapping[str, Tensor]) -> LinearHead:
+    unit = getattr(stack.points[0], "unit", False)
+    return LinearHead(**tensors, unit=unit, normaliser=stack.normaliser)  # type: ignore[arg-type]
+
+
+def _flat(name: str, tensor: Tensor) -> Tensor:
+    return tensor if name.endswith("weight") else tensor[0]
+
+
+def _pack(state: State, stack: Stack, t: int) -> dict[str, Tensor]:
+    progress = torch.tensor([t, stack.bytes_up, stack.bytes_down])
+    return {f"{part}.{name}": p for part, params in state.items() for name, p in params.items()} | {
+        "progress": progress
+    }
+
+
+def _unpack(packed: Mapping[str, Tensor], stack: Stack) -> tuple[int, State]:
+    state: State = {}
+    for key, tensor in packed.items():
+        part, _, name = key.partition(".")
+        if name:
+            state.setdefault(part, {})[name] = tensor.to(stack.features.device)
+    t, stack.bytes_up, stack.bytes_down = packed["progress"].tolist()
+    return t, state

@@ -1,0 +1,49 @@
+"""Fed3R: federated ridge regression with a bias on the backbone's own features, each class's weights at length one.
+
+Fanì et al., "Accelerating Heterogeneous Federated Learning with Closed-form Classifiers", ICML 2024. The first phase,
+the classifier itself; the paper's fine-tuning of the backbone does not exist on frozen features. Column and bias of a
+class are divided by the column's length, which keeps a frequent class from scoring higher for its frequency.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from apfl.exchange import message_bytes, nbytes
+from apfl.federation import Round, Shard
+from apfl.heads import LinearHead
+from apfl.maps import raw_map
+from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
+from apfl.normalise import Normalise
+from apfl.ridge import solve
+
+
+@dataclass(frozen=True)
+class Fed3R:
+    """Federated ridge head with columns of length one: one head for everyone, nothing personal."""
+
+    gamma: Annotated[float, Field(gt=0)] = 1.0
+    normalise: Normalise = "row"
+
+    personal: ClassVar[bool] = False
+    grid: ClassVar[Mapping[str, Any]] = {"gamma": (0.01, 1.0, 100.0)}
+
+    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+        normalise = shared_normaliser(self.normalise, clients)
+        width = clients[0].features.shape[1]
+        _, summed = mapped_and_summed(clients, n_classes, normalise, raw_map(width, intercept=True))
+        head = solve(summed, self.gamma)  # (l + 1, c)
+        length = head[:-1].norm(dim=0).clamp_min(1e-6)
+        bias = (head[-1] / length).masked_fill(summed.class_counts == 0, -math.inf)  # nobody has such a class
+        prelude = moments_bytes(self.normalise, width)
+        yield Round(
+            [LinearHead(head[:-1] / length, bias, normaliser=normalise)] * len(clients),
+            index=2 if prelude else 1,
+            bytes_up=len(clients) * (message_bytes(width + 1, n_classes) + prelude),
+            bytes_down=len(clients) * (nbytes({"head": head}) + prelude),
+        )

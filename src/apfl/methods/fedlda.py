@@ -1,0 +1,56 @@
+"""Linear discriminant analysis from the same statistics that a ridge regression needs. One round, no training.
+
+    W = Sigma^-1 M,   b_y = log n_y - mu_y' Sigma^-1 mu_y / 2,   Sigma = (Z'Z - sum_y n_y mu_y mu_y') / N
+
+As in FedCGS (Guan et al., "Capture Global Feature Statistics for One-Shot Federated Learning"), whose
+server builds a Gaussian classifier from the clients' sums, Gram matrices and counts. Departure: the covariance is
+shrunk, (1 - s) Sigma + s mean(diag) I, because on real features it is close to singular.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+
+from apfl.exchange import message_bytes, nbytes
+from apfl.federation import Round, Shard
+from apfl.heads import LinearHead
+from apfl.maps import raw_map
+from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
+from apfl.normalise import Normalise
+
+
+@dataclass(frozen=True)
+class FedLDA:
+    """Federated linear discriminant analysis: one head for everyone, nothing personal."""
+
+    shrinkage: Annotated[float, Field(gt=0, le=1)] = 0.01
+    normalise: Normalise = "row"
+
+    personal: ClassVar[bool] = False
+    grid: ClassVar[Mapping[str, Any]] = {"shrinkage": (0.001, 0.01, 0.1)}
+
+    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+        normalise = shared_normaliser(self.normalise, clients)
+        width = clients[0].features.shape[1]
+        _, summed = mapped_and_summed(clients, n_classes, normalise, raw_map(width))
+        counts = summed.class_counts
+        means = summed.crosscorrelation / counts.clamp_min(1)  # (l, c)
+        covariance = (summed.autocorrelation - (means * counts) @ means.T) / summed.n_samples
+        scale = covariance.diagonal().mean().clamp_min(torch.finfo(covariance.dtype).tiny)
+        shrunk = (1 - self.shrinkage) * covariance
+        shrunk.diagonal().add_(self.shrinkage * scale)
+        weight = torch.cholesky_solve(means, torch.linalg.cholesky(shrunk))
+        bias = (counts.log() - (means * weight).sum(0) / 2).masked_fill(counts == 0, -math.inf)
+        prelude = moments_bytes(self.normalise, width)
+        yield Round(
+            [LinearHead(weight, bias, normaliser=normalise)] * len(clients),
+            index=2 if prelude else 1,
+            bytes_up=len(clients) * (message_bytes(width, n_classes) + prelude),
+            bytes_down=len(clients) * (nbytes({"weight": weight, "bias": bias}) + prelude),
+        )

@@ -1,0 +1,48 @@
+"""FedNCM: the nearest class mean, from the clients' class sums and counts. One round, no training.
+
+Legate et al., "Guiding The Last Layer in Federated Learning with Pre-Trained Models", NeurIPS 2023. The nearest mean by
+Euclidean distance has the highest z.mu - |mu|^2 / 2, so it is a linear head. A class that nobody has is ruled out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from apfl.exchange import nbytes
+from apfl.federation import Round, Shard
+from apfl.heads import LinearHead
+from apfl.methods._primary import moments_bytes, shared_normaliser
+from apfl.normalise import Normalise
+from apfl.ridge import one_hot
+
+
+@dataclass(frozen=True)
+class FedNCM:
+    """Nearest class mean over the whole federation: one head for everyone, nothing personal."""
+
+    normalise: Normalise = "row"
+
+    personal: ClassVar[bool] = False
+
+    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+        normalise = shared_normaliser(self.normalise, clients)
+        uploads = []
+        for shard in clients:
+            hot = one_hot(shard.labels, n_classes)
+            uploads.append((normalise(shard.features).to(hot.dtype).T @ hot, hot.sum(0)))
+        sums = torch.stack([own for own, _ in uploads]).sum(0)  # (l, c)
+        counts = torch.stack([own for _, own in uploads]).sum(0)
+        means = sums / counts.clamp_min(1)
+        bias = (means.square().sum(0) / -2).masked_fill(counts == 0, -math.inf)
+        prelude = moments_bytes(self.normalise, clients[0].features.shape[1])
+        yield Round(
+            [LinearHead(means, bias, normaliser=normalise)] * len(clients),
+            index=2 if prelude else 1,
+            bytes_up=len(clients) * (nbytes({"sums": sums, "counts": counts}) + prelude),
+            bytes_down=len(clients) * (nbytes({"means": means, "bias": bias}) + prelude),
+        )

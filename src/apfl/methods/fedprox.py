@@ -1,0 +1,46 @@
+"""FedProx: FedAvg whose local objective holds on to the received head, CE + mu / 2 |w - w_t|^2.
+
+Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020. With mu = 0 it is FedAvg. The paper's
+stragglers, who train for fewer epochs, are left out: everyone trains for the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from apfl.methods._heads import Params, proximal
+from apfl.methods._stack import Stack
+from apfl.methods._training import RATES, State, Training
+
+MU = (0.001, 0.01, 0.1)
+
+
+@dataclass(frozen=True)
+class FedProx(Training):
+    """FedAvg with a proximal term: one head for everyone, nothing personal."""
+
+    mu: Annotated[float, Field(ge=0)] = 0.01
+
+    personal: ClassVar[bool] = False
+    grid: ClassVar[Mapping[str, Any]] = {"lr": RATES, "mu": MU}
+
+    def start(self, stack: Stack) -> State:
+        return {"global": stack.initial()}
+
+    def advance(self, stack: Stack, state: State, t: int) -> State:
+        return {"global": proximal_round(stack, state["global"], t)}
+
+    def heads(self, stack: Stack, state: State, t: int) -> Mapping[str, Tensor]:
+        return state["global"]
+
+
+def proximal_round(stack: Stack, shared: Params, t: int) -> Params:
+    """One round: trained under the proximal term, then averaged."""
+    received = stack.spread(shared)
+    local = stack.train(received, t, proximal(received, stack.value("lr") * stack.value("mu")))
+    return stack.mean(local, t)

@@ -1,0 +1,56 @@
+"""OLL, only local labels: the shared primary stream, with the argmax over the classes that the client has seen.
+
+Fanì et al., "Resource-Efficient Personalization in Federated Learning with Closed-Form Classifiers", IEEE Access 2025,
+there with Fed3R's head; here with the primary stream. A class without a training row at the client scores minus
+infinity (the authors' code sets it to 0, no exclusion where ridge scores are negative). Nothing but the client's own
+list of classes is personal, so this is what any personalised method has to beat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+
+from apfl.exchange import message_bytes, nbytes
+from apfl.federation import Round, Shard
+from apfl.heads import LinearHead
+from apfl.maps import Activation, random_map
+from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
+from apfl.normalise import Normalise
+from apfl.ridge import solve
+
+
+@dataclass(frozen=True)
+class OLL:
+    """The shared primary stream restricted to the classes the client has: no personal weights."""
+
+    d: Annotated[int, Field(gt=0)] = 1024
+    gamma: Annotated[float, Field(ge=0)] = 1.0
+    activation: Activation = "relu"
+    normalise: Normalise = "row"
+
+    personal: ClassVar[bool] = True
+
+    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+        normalise = shared_normaliser(self.normalise, clients)
+        features = clients[0].features
+        feature_map = random_map(features.shape[1], self.d, self.activation, 2 * seed).like(features)
+        _, summed = mapped_and_summed(clients, n_classes, normalise, feature_map)
+        primary = solve(summed, self.gamma)
+        models = []
+        for shard in clients:
+            bias = torch.full((n_classes,), -math.inf, dtype=primary.dtype, device=primary.device)
+            bias[shard.labels] = 0
+            models.append(LinearHead(primary, bias, feature_map=feature_map, normaliser=normalise))
+        prelude = moments_bytes(self.normalise, features.shape[1])
+        yield Round(
+            models,
+            index=2 if prelude else 1,
+            bytes_up=len(clients) * (message_bytes(summed.width, n_classes) + prelude),
+            bytes_down=len(clients) * (nbytes({"primary": primary}) + prelude),
+        )

@@ -1,0 +1,58 @@
+"""Ridge regression on the client's own rows, shrunk towards the shared head instead of towards zero.
+
+    P_k = argmin |Y_k - Phi_k P|^2 + beta |P - G|^2 = G + (Phi_k'Phi_k + beta I)^-1 Phi_k' (Y_k - Phi_k G)
+
+The simplest analytic personaliser: apfl with both streams on the same map and balance 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+
+from apfl.exchange import message_bytes, nbytes
+from apfl.federation import Round, Shard
+from apfl.maps import Activation, random_map
+from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
+from apfl.normalise import Normalise
+from apfl.ridge import one_hot, solve
+from apfl.streams import DualStream, fit_refinement
+from apfl.workers import over_clients
+
+
+@dataclass(frozen=True)
+class RidgeToGlobal:
+    """Ridge on the client's own rows, shrunk towards the shared head."""
+
+    d: Annotated[int, Field(gt=0)] = 1024
+    gamma: Annotated[float, Field(ge=0)] = 1.0
+    beta: Annotated[float, Field(gt=0)] = 100.0
+    activation: Activation = "relu"
+    normalise: Normalise = "row"
+
+    personal: ClassVar[bool] = True
+    grid: ClassVar[Mapping[str, Any]] = {"beta": (10.0, 100.0, 1000.0)}
+
+    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+        normalise = shared_normaliser(self.normalise, clients)
+        features = clients[0].features
+        feature_map = random_map(features.shape[1], self.d, self.activation, 2 * seed).like(features)
+        phis, summed = mapped_and_summed(clients, n_classes, normalise, feature_map)
+        primary = solve(summed, self.gamma)
+
+        def personal(k: int) -> DualStream:
+            residual = one_hot(clients[k].labels, n_classes) - phis[k].to(torch.float64) @ primary
+            own = primary + fit_refinement(phis[k], residual, self.beta)
+            return DualStream(feature_map, own, normaliser=normalise)
+
+        prelude = moments_bytes(self.normalise, features.shape[1])
+        yield Round(
+            over_clients(personal, range(len(clients)), features.device),
+            index=2 if prelude else 1,
+            bytes_up=len(clients) * (message_bytes(summed.width, n_classes) + prelude),
+            bytes_down=len(clients) * (nbytes({"primary": primary}) + prelude),
+        )

@@ -1,0 +1,107 @@
+"""Settings chosen on a part of each client's training rows, never on test rows.
+
+A fifth of every client's training rows is held out; each point of the method's ``grid`` is trained on the rest for at
+most 50 rounds and judged by the mean over clients of the accuracy on the held-out rows, after the last round. The
+points of a gradient method are trained side by side as further heads of the same clients.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from apfl.container import replacing
+from apfl.federation import Method, Model, Shard
+from apfl.measure import client_accuracies
+from apfl.methods._training import Training, stacked_rounds
+from apfl.partition import split
+
+__all__ = ["ROUNDS", "Tuned", "grid", "hold_out", "tune", "tune_once"]
+
+ROUNDS = 50
+HELD_OUT = 0.2
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The chosen method, and how every point of the grid did."""
+
+    method: Method
+    results: Sequence[dict[str, Any]]  # the settings of each point with its "accuracy_client_mean"
+
+
+def grid(method: Method) -> list[dict[str, Any]]:
+    """The points to try; none for a method that has nothing to tune."""
+    axes = getattr(method, "grid", {})
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())] if axes else []
+
+
+def hold_out(clients: Sequence[Shard], seed: int) -> tuple[list[Shard], list[Shard]]:
+    """Each client's rows as (training, validation); rows of one group stay together."""
+    rng = np.random.default_rng((seed, 5))
+    fit: list[Shard] = []
+    validation: list[Shard] = []
+    for shard in clients:
+        groups = None if shard.groups is None else shard.groups.numpy()
+        halves = split(np.arange(len(shard)), rng, test_fraction=HELD_OUT, groups=groups)
+        for shards, half in zip((fit, validation), halves, strict=True):
+            rows = torch.from_numpy(half)
+            own = None if shard.groups is None else shard.groups[rows]
+            on_device = rows.to(shard.features.device)
+            shards.append(Shard(shard.features[on_device], shard.labels[on_device], own))
+    return fit, validation
+
+
+def tune(method: Method, clients: Sequence[Shard], n_classes: int, seed: int) -> Tuned:
+    """Try the method's grid on a held-out part of the clients' training rows; ties go to the first point."""
+    points = grid(method)
+    if not points:
+        return Tuned(method, [])
+    fit, validation = hold_out(clients, seed)
+    candidates: list[Any] = [replace(method, **point) for point in points]  # type: ignore[type-var]
+    results = []
+    for point, models in zip(points, _trained(candidates, fit, n_classes, seed), strict=True):
+        accuracies = [each for each in client_accuracies(models, validation) if each is not None]
+        results.append(point | {"accuracy_client_mean": float(np.mean(accuracies)) if accuracies else 0.0})
+    best = max(range(len(points)), key=lambda i: float(results[i]["accuracy_client_mean"]))
+    return Tuned(candidates[best], results)
+
+
+def tune_once(
+    path: Path, name: str, method: Method, clients: Sequence[Shard], n_classes: int, seed: int, run: Any = None
+) -> Tuned:
+    """`tune`, unless ``path`` (JSON lines) has the result already; ``run`` says on what data. New results are added."""
+    what = json.loads(json.dumps([name, asdict(method), seed, run]))  # type: ignore[call-overload]
+    lines = path.read_text().splitlines() if path.exists() else []
+    for line in lines:
+        known = json.loads(line)
+        if known["run"] == what:
+            return Tuned(replace(method, **known["chosen"]), known["results"])  # type: ignore[type-var]
+    tuned = tune(method, clients, n_classes, seed)
+    chosen = {key: getattr(tuned.method, key) for key in getattr(method, "grid", {})}
+    if chosen:
+        found = {"method": name, "chosen": chosen, "results": tuned.results, "run": what}
+        with replacing(path) as temporary:
+            temporary.write_text("".join(f"{line}\n" for line in [*lines, json.dumps(found)]))
+    return tuned
+
+
+def _trained(
+    candidates: Sequence[Any], clients: Sequence[Shard], n_classes: int, seed: int
+) -> Iterator[Sequence[Model]]:
+    """The final models of every candidate."""
+    if isinstance(candidates[0], Training):
+        short = [replace(each, n_rounds=min(each.n_rounds, ROUNDS)) for each in candidates]
+        *_, last = stacked_rounds(short, clients, n_classes, seed)
+        yield from (each.models for each in last)
+    else:
+        for each in candidates:
+            *_, final = each.rounds(clients, n_classes, seed)
+            yield final.models
