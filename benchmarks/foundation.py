@@ -105,7 +105,7 @@ def whole(repeats: int, data: Path) -> None:
     dataset = load_dataset(str(data))
     federation = federate(dataset, Protocol(n_clients=100, alpha=0.1), seed=0)
     clients, c = federation.train, federation.n_classes
-    method = load_method("apfl", d_primary=1024, d_refinement=1024)
+    method = load_method("apfl_paper", d_primary=1024, d_refinement=1024)
     maps = [random_map(clients[0].features.shape[1], 1024, seed=seed).matrix for seed in (0, 1)]
     primary = torch.randn(1024, c, dtype=torch.float64)
     targets = [one_hot(shard.labels, c) for shard in clients]

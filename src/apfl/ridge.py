@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
 from scipy.linalg.blas import dgemm, dsyrk
 from torch import Tensor
@@ -123,11 +124,11 @@ def accumulate(batches: Iterable[tuple[Tensor, Tensor]]) -> Statistics:
                 f"a batch of width {phi.shape[1]} with {targets.shape[1]} classes follows one of "
                 f"width {sums.width} with {sums.n_classes}; all must agree"
             )
-        for start in range(0, len(phi), _ROWS):
-            some = slice(start, start + _ROWS)
-            _add_products(sums, phi[some].to(torch.float64), targets[some].to(torch.float64))
+        step = len(phi) if phi.dtype == torch.float64 else _ROWS
+        for start in range(0, len(phi), step):
+            some = slice(start, start + step)
+            energy += _add_products(sums, phi[some].to(torch.float64), targets[some].to(torch.float64))
         n_samples += len(phi)
-        energy += float(targets.to(torch.float64).square().sum())
     if sums is None:
         raise InputError("no rows: statistics need at least one batch")
     _mirror(sums.autocorrelation)
@@ -211,20 +212,26 @@ _ROWS = 16384  # rows converted to float64 at a time
 _BLOCK = 1024  # columns per block of the triangle on CUDA
 
 
-def _add_products(sums: Statistics, phi: Tensor, targets: Tensor) -> None:
-    """Add the products of some rows in place; only the lower triangle of Phi'Phi: half the work of a full product."""
-    gram, cross = sums.autocorrelation, sums.crosscorrelation
-    sums.class_counts.add_(targets.sum(0))
+def _add_products(sums: Statistics, phi: Tensor, targets: Tensor) -> float:
+    """Add the products of some rows in place, and return the energy of their targets.
+
+    Only the lower triangle of Phi'Phi is computed: half the work of a full product.
+    """
+    gram, cross, counts = sums.autocorrelation, sums.crosscorrelation, sums.class_counts
     if gram.device.type == "cpu":
         # BLAS is column-major: it reads our rows as Phi' and our lower triangle as its upper one. Nothing is copied.
+        # The small sums are numpy's too: torch's threads, once woken, would spin while BLAS works.
         x, y = phi.contiguous().numpy(), targets.contiguous().numpy()
+        counts.numpy()[:] += y.sum(0)
         dsyrk(1.0, x.T, beta=1.0, c=gram.numpy().T, lower=0, overwrite_c=1)
         dgemm(1.0, y.T, x.T, trans_b=1, beta=1.0, c=cross.numpy().T, overwrite_c=1)
-        return
+        return float(np.vdot(y, y))
+    counts.add_(targets.sum(0))
     cross.addmm_(phi.T, targets)
     for start in range(0, gram.shape[0], _BLOCK):
         stop = start + _BLOCK
         gram[start:, start:stop].addmm_(phi[:, start:].T, phi[:, start:stop])
+    return float(targets.square().sum())
 
 
 def _mirror(lower: Tensor) -> None:
