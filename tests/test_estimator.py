@@ -21,7 +21,7 @@ from apfl.methods import load_method
 SMALL = {"d_primary": 96, "d_refinement": 64}
 
 
-@parametrize_with_checks([APFLClassifier(**SMALL)])
+@parametrize_with_checks([APFLClassifier()])
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
