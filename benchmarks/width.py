@@ -78,7 +78,7 @@ def plot(source: Path, target: Path) -> None:
                 axis.annotate(
                     "the paper's d = 1024",
                     (values[at], accuracy[at]),
-                    xytext=(8, -14),
+                    xytext=(9, -3),
                     textcoords="offset points",
                     fontsize=8,
                 )
@@ -90,7 +90,8 @@ def plot(source: Path, target: Path) -> None:
     axes[0].set_ylabel("mean client accuracy, %")
     axes[0].legend(frameon=False)
     seeds = len({r.seed for r in records})
-    figure.suptitle(f"{first.data}, {first.n_clients} clients, Dirichlet {first.alpha:g}, {seeds} seeds", fontsize=10)
+    what = f"{first.data}, {first.n_clients} clients, Dirichlet {first.alpha:g}, {seeds} seed{'s' * (seeds > 1)}"
+    figure.suptitle(what, fontsize=10)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target)
 
