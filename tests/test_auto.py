@@ -16,7 +16,7 @@ from apfl.errors import InputError
 from apfl.exchange import message_bytes
 from apfl.federation import Shard
 from apfl.gcv import choose_gamma, feature_energy
-from apfl.leaveout import LeftOut, hat_basis, whiten
+from apfl.leaveout import LeftOut, hat_basis, leverage_sketch, whiten
 from apfl.methods import load_method
 from apfl.personal import width_for
 from apfl.ridge import factorise, one_hot, solve, statistics, total
@@ -237,3 +237,31 @@ def test_a_width_that_does_not_fit_is_refused_with_one_that_does(monkeypatch):
 
 def test_memory_is_known_here():
     assert memory.available(torch.device("cpu")) is None or memory.available(torch.device("cpu")) > 10**6
+
+
+def test_gamma_keeps_some_ridge_where_the_curve_is_flat():
+    """Many rows for each column: every small gamma scores alike, and none further than half a decade is taken."""
+    path = choose_gamma(statistics(*rows(3000, 5, 3, 0)))
+    assert path.lowest / 10**0.51 <= path.chosen <= path.lowest
+
+
+def test_a_sketch_that_overshoots_does_not_flip_a_groups_residuals():
+    phi, y = rows(80, 70, 3, 0)
+    factor = factorise(statistics(phi, y), 0.05)
+    sketch = leverage_sketch(factor, 16, seed=0)
+    groups = torch.arange(80) // 40
+    residual = y - phi @ torch.cholesky_solve(phi.T @ y, factor)
+    left = LeftOut(hat_basis(phi), phi @ sketch, residual, "cross-fitted", groups)
+    assert left.clipped > 0
+    for g in (groups == 0, groups == 1):
+        # (I - C_gg)^-1 only ever enlarges: no residual may turn against itself.
+        assert float((left.primary[g] * residual[g]).sum()) > float(residual[g].square().sum())
+
+
+@pytest.mark.parametrize("scope", ["client", "shrunk"])
+def test_left_out_accuracy_is_that_of_the_settings_in_force(scope):
+    (own,) = load_method("apfl", d_primary=128, scope=scope).rounds(skewed(), 4, 0)
+    (all_,) = load_method("apfl", d_primary=128).rounds(skewed(), 4, 0)
+    if scope == "client":  # each picks the best of its own table
+        assert own.chosen["left_out_accuracy"] >= all_.chosen["left_out_accuracy"]
+    assert 0.5 < own.chosen["left_out_accuracy"] <= 1

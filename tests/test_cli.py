@@ -187,6 +187,8 @@ def test_bad_data_is_one_line_and_leaves_nothing(features, tmp_path, capsys, cha
         (["--methods", ""], "no methods given"),
         (["--set", "apfl.balanse=1"], "did you mean 'balance'"),
         (["--set", "apfl.beta=-1"], "greater than 0"),
+        (["--set", "apfl.beta=inf"], "finite"),
+        (["--set", "apfl.d_primary=100000000"], "less than or equal"),
         (["--set", "beta=1"], "METHOD.KEY=VALUE"),
         (["--set", "afl.normalise=row"], "which is not run"),
         (["--set", "apfl.activation_primary=rellu"], "'relu'"),

@@ -181,3 +181,56 @@ def test_bad_input_is_refused(sites):
     ]:
         with pytest.raises(InputError, match=message):
             call()
+
+
+def test_what_fails_leaves_the_classifier_as_it_was(sites):
+    X, y, clients = sites
+    clf = APFLClassifier(**SMALL).fit(X, y, clients=clients)
+    before = clf.decision_function(X, clients)
+    own = clients == "a"
+
+    def broken_settings() -> None:
+        clf.set_params(gamma=-1.0)
+        try:
+            clf.remove_client("a")
+        finally:
+            clf.set_params(gamma="auto")
+
+    for call in (
+        lambda: clf.partial_fit(X[own], y[own], clients=clients[own], groups=y[own]),  # its first rows had no groups
+        lambda: clf.fit(X[:50], y[:50] % 2, clients=clients[:3]),
+        lambda: clf.fit(X[:1], y[:1]),
+        lambda: clf.partial_fit(X[:, :5], y, clients=clients),
+        broken_settings,
+    ):
+        with pytest.raises(ValueError, match=r"\w"):
+            call()
+        assert clf.statistics_.n_samples == len(y)
+        assert sorted(clf.clients_) == ["a", "b", "c"]
+        np.testing.assert_array_equal(clf.decision_function(X, clients), before)
+
+
+def test_widths_that_are_auto_stay_what_the_first_fit_made_them(sites):
+    """So leaving is exact for the maps there are, not for those a smaller federation would have drawn."""
+    X, y, clients = sites
+    others = clients != "b"
+    left = APFLClassifier().fit(X, y, clients=clients).remove_client("b")
+    assert left.primary_.shape[0] == 512  # of 700 rows
+    assert APFLClassifier().fit(X[others], y[others], clients=clients[others]).primary_.shape[0] < 1024
+    same_width = APFLClassifier(d_primary=512).fit(X[others], y[others], clients=clients[others])
+    np.testing.assert_allclose(left.primary_, same_width.primary_, rtol=1e-7, atol=1e-9)  # small gamma: condition 1e4
+
+
+def test_the_left_out_accuracy_counts_the_rows_it_is_about(sites):
+    X, y, clients = sites
+    new = clients == "b"
+    clf = APFLClassifier(**SMALL, keep_rows=False).fit(X[~new], y[~new], clients=clients[~new])
+    clf.add_client("b", X[new], y[new])
+    assert 0.8 < clf.chosen_["left_out_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("strange", [float("nan"), ["a", "b"]])
+def test_clients_must_have_names(sites, strange):
+    X, y, _ = sites
+    with pytest.raises(InputError, match="cannot name a client"):
+        APFLClassifier(**SMALL).fit(X, y, clients=[strange] * len(y))

@@ -112,7 +112,7 @@ def run(
     group_column: GroupColumnOption = None,
     test_fraction: Annotated[float, typer.Option(help="Share of each client's rows kept for testing.")] = 0.25,
     minimum: Annotated[
-        int | None, typer.Option(help="Fewest rows a client may get from a Dirichlet draw.", show_default=False)
+        int | None, typer.Option(help="Fewest rows a client may get from a Dirichlet draw.", show_default=False, min=1)
     ] = None,
     classes_per_client: Annotated[int, typer.Option(help="With --partition classes.")] = 2,
     backbone: BackboneOption = None,
@@ -244,7 +244,7 @@ def verify(
     clients: ClientsOption = None,
     alpha: AlphaOption = Protocol.alpha,
     partition: PartitionOption = None,
-    seed: Annotated[int, typer.Option(help="Of the partition and of the maps.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the partition and of the maps.", min=0)] = 0,
     width: Annotated[int, typer.Option(help="d of both streams.", min=1)] = 256,
     gamma: Annotated[float, typer.Option(help="Ridge of the primary stream.")] = 1.0,
     beta: Annotated[float, typer.Option(help="Ridge of the refinement stream.")] = 1.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -152,32 +153,39 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         ``clients`` names the client of each row; without it there is one. Rows with the same entry in ``groups`` (a
         patient, say) are left out together where left-out scores are used.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
-        return self._begin(X, np.unique(y))._join(X, y, clients, groups)
+        with self._all_or_nothing():
+            X, y = validate_data(self, X, y, dtype=np.float64)
+            check_classification_targets(y)
+            return self._begin(X, np.unique(y))._join(X, y, clients, groups)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, clients: Any = None, groups: Any = None) -> Self:
-        """Add rows, of clients already there or of new ones; the result equals fitting all rows at once.
+        """Add rows, of clients already there or of new ones; with the same maps, the result equals fitting all at once.
 
-        The first call fixes the classes (``classes``, or those of ``y``), the maps and the normalisation.
+        The first call fixes the classes (``classes``, or those of ``y``), the widths where they are ``auto``, and
+        the normalisation where it is ``standardise``.
         """
-        first = not hasattr(self, "statistics_")
-        X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
-        check_classification_targets(y)
-        if first:
-            self._begin(X, np.unique(y) if classes is None else np.unique(classes))
-        return self._join(X, y, clients, groups)
+        with self._all_or_nothing():
+            first = not hasattr(self, "statistics_")
+            X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
+            check_classification_targets(y)
+            if first:
+                self._begin(X, np.unique(y) if classes is None else np.unique(classes))
+            return self._join(X, y, clients, groups)
 
     def add_client(self, client: Hashable, X: Any, y: Any, groups: Any = None) -> Self:
-        """Add a client with its rows: exactly as if it had been there from the start."""
+        """Add a client with its rows: with the maps there are, exactly as if it had been there from the start."""
         check_is_fitted(self)
         if client in self._models:
             raise InputError(f"client {client!r} is already there; use partial_fit to add rows, or remove it first")
-        X, y = validate_data(self, X, y, dtype=np.float64, reset=False)
-        return self._join(X, y, [client] * len(y), groups)
+        with self._all_or_nothing():
+            X, y = validate_data(self, X, y, dtype=np.float64, reset=False)
+            return self._join(X, y, [client] * len(y), groups)
 
     def remove_client(self, client: Hashable, X: Any = None, y: Any = None) -> Self:
-        """Take a client away: exactly as if it had never been there. Its rows must be given if they were not kept."""
+        """Take a client away: with the maps there are, exactly as if it had never been there.
+
+        Its rows must be given if they were not kept. Widths that are ``auto`` stay what the first fit made them.
+        """
         check_is_fitted(self)
         if client not in self._models:
             raise InputError(f"no client {client!r} (have: {', '.join(map(repr, self.clients_))})")
@@ -193,10 +201,11 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
                 raise InputError(
                     f"the rows given for client {client!r} are not those it joined with; give exactly those"
                 )
-        self.statistics_ = self.statistics_ - self._statistics(rows)
-        for kept in (self._models, self._rows, self._digests):
-            kept.pop(client, None)
-        return self._publish()
+        with self._all_or_nothing():
+            self.statistics_ = self.statistics_ - self._statistics(rows)
+            for kept in (self._models, self._rows, self._digests):
+                kept.pop(client, None)
+            return self._publish()
 
     def refit(self, X: Any, y: Any, clients: Any = None, groups: Any = None) -> Self:
         """Fit clients' refinements again, to the present primary, from rows that were not kept (all of them)."""
@@ -210,7 +219,8 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
                 raise InputError(
                     f"the rows given for client {client!r} are not those it joined with; give exactly those"
                 )
-        return self._publish(given)
+        with self._all_or_nothing():
+            return self._publish(given)
 
     # --------------------------------------------------------------------------------------------- predicting
 
@@ -251,6 +261,17 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         return hasattr(self, "_primary_alone")
 
     # ------------------------------------------------------------------------------------------------- within
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """What fails leaves the estimator as it was."""
+        before = {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
+        try:
+            yield
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
 
     def _begin(self, X: np.ndarray, classes: np.ndarray) -> Self:
         """Fix classes, maps and normalisation; forget all clients."""
@@ -327,6 +348,9 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         names = clients if isinstance(clients, list) else np.asarray(clients).tolist()
         if len(names) != n:
             raise InputError(f"{len(names)} clients for {n} rows; there must be one for each")
+        for name in names:
+            if not isinstance(name, Hashable) or name != name:
+                raise InputError(f"{name!r} cannot name a client; give one string or number for each row, none missing")
         return list(names)
 
     def _statistics(self, rows: _Rows) -> Statistics:

@@ -44,13 +44,15 @@ class Path:
 
     @property
     def chosen(self) -> float:
-        """The smallest gamma, no further than its neighbours allow, whose score is within `SLACK` of the lowest.
+        """The smallest gamma within half a decade of the lowest point whose score is within `SLACK` of the lowest.
 
         Squared error asks for more shrinkage than the arg-max over classes does, and what the primary shrinks away
         the refinement has to learn again from few rows. The curve is flat there, so a little less costs nothing.
+        The half decade keeps some ridge where the curve is flat all the way down, as with many rows for each column.
         """
         at = self.scores.index(min(self.scores))
-        while at > 0 and self.scores[at - 1] <= (1 + SLACK) * min(self.scores):
+        least = self.lowest / 10**0.51  # half a decade, and room for rounding
+        while at > 0 and self.scores[at - 1] <= (1 + SLACK) * min(self.scores) and self.gammas[at - 1] >= least:
             at -= 1
         return self.gammas[at]
 

@@ -94,6 +94,14 @@ class LeftOut:
         return self.whitened.square().sum(1).clamp_max(MOST_LEVERAGE)
 
     @cached_property
+    def clipped(self) -> float:
+        """The share of rows, or of groups, whose leverage had to be clipped."""
+        if self.groups is None:
+            return float((self.whitened.square().sum(1) > MOST_LEVERAGE).double().mean())
+        tops = [torch.linalg.matrix_norm(self.whitened[g], ord=2) ** 2 for g in self._members]
+        return float((torch.stack(tops) > MOST_LEVERAGE).double().mean())
+
+    @cached_property
     def primary(self) -> Tensor:
         """Y minus the left-out score of the primary stream, (n, c)."""
         if self.groups is None:
@@ -143,8 +151,11 @@ class LeftOut:
         return [torch.nonzero(self.groups == group)[:, 0] for group in torch.unique(self.groups)]
 
     def _without(self, g: Tensor) -> Tensor:
-        """I - C_gg."""
-        return torch.eye(len(g)).to(self.whitened) - self.whitened[g] @ self.whitened[g].T
+        """I - C_gg, with the eigenvalues of C_gg clipped as a row's leverage is: a sketch may take them past 1."""
+        values: Tensor
+        vectors: Tensor
+        values, vectors = torch.linalg.eigh(self.whitened[g] @ self.whitened[g].T)
+        return torch.eye(len(g)).to(vectors) - (vectors * values.clamp_max(MOST_LEVERAGE)) @ vectors.T
 
     @cached_property
     def _targets_without(self) -> list[Tensor]:
@@ -156,7 +167,8 @@ class LeftOut:
             if self.kind == "cross-fitted":
                 inner = torch.linalg.solve(self._without(g), across.T)  # (I - C_gg)^-1 C_g:
                 for j in self._members:
-                    targets[j] = torch.linalg.solve(self._without(j) - across[j] @ inner[:, j], targets[j])
+                    if j is not g:
+                        targets[j] = torch.linalg.solve(self._without(j) - across[j] @ inner[:, j], targets[j])
             targets[g] = 0
             found.append(targets)
         return found

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from apfl.errors import InputError, unknown
+from apfl.memory import available
 
 __all__ = ["ACTIVATIONS", "Activation", "FeatureMap", "random_map", "raw_map"]
 
@@ -140,6 +141,11 @@ def random_map(
         raise InputError(f"a map from {n_in} to {d} features asked for; both must be at least 1")
     if not 0 <= seed < 2**64:
         raise InputError(f"seed {seed} given; it must be a whole number from 0 to 2^64 - 1")
+    have = available(torch.device("cpu"))
+    if have is not None and 32 * n_in * d > have:  # words, uniforms, normals and the float32 matrix
+        raise InputError(
+            f"a map from {n_in} to {d} features takes {32 * n_in * d / 1e9:.0f} GB to draw; use a smaller width"
+        )
     # Key and counter are given outright: no seed expansion that a numpy release could change.
     words = np.random.Philox(key=seed, counter=0)
     normal = ndtri(_uniform(words, n_in * d)) / math.sqrt(n_in)

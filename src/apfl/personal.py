@@ -133,7 +133,7 @@ def personalise(
         table = None
         if choice.open:
             table = hits(left, rows.labels, counts, stats.class_counts, choice.smoothing, tried)
-        return left.target, table, counts, float((left.whitened.square().sum(1) >= 0.99).double().mean())
+        return left.target, table, counts, left.clipped
 
     prepared = over_clients(prepare, range(n_clients), device)
     settings = _settings([table for _, table, _, _ in prepared], [int(c.sum()) for *_, c, _ in prepared], tried, choice)
@@ -185,10 +185,12 @@ def _account(
     tables = [table for _, table, _, _ in prepared if table is not None]
     if tables:
         summed = torch.stack(tables).sum(0)
-        account["left_out_accuracy"] = float(summed.max()) / primary.stats.n_samples
+        n_rows = sum(float(counts.sum()) for _, _, counts, _ in prepared)  # of the clients at hand
+        right = sum(int(table[tried.index(own)]) for table, own in zip(tables, settings, strict=True))
+        account["left_out_accuracy"] = right / n_rows
         if 0.0 in tried.balances and 0.0 in tried.taus:
             alone = summed[0, list(tried.balances).index(0.0), list(tried.taus).index(0.0)]
-            account["left_out_accuracy_primary_alone"] = float(alone) / primary.stats.n_samples
+            account["left_out_accuracy_primary_alone"] = float(alone) / n_rows
         account["table"] = {
             "beta": list(tried.betas), "balance": list(tried.balances), "tau": list(tried.taus), "hits": summed.tolist()
         }  # fmt: skip

@@ -37,6 +37,11 @@ class Grid:
     def shape(self) -> tuple[int, int, int]:
         return len(self.betas), len(self.balances), len(self.taus)
 
+    def index(self, setting: tuple[float, float, float]) -> tuple[int, int, int]:
+        """Where a setting stands in a table."""
+        beta, balance, tau = setting
+        return list(self.betas).index(beta), list(self.balances).index(balance), list(self.taus).index(tau)
+
 
 def grid(unit: float, *, beta: float | None, balance: float | None, tau: float | None) -> Grid:
     """The default grid, at most 2,000 entries; a setting that is fixed has one.

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from apfl.container import replacing
+from apfl.errors import InputError
 from apfl.federation import Method, Model, Shard
 from apfl.measure import client_accuracies
 from apfl.methods._training import Training, stacked_rounds
@@ -81,9 +82,15 @@ def tune_once(
     what = json.loads(json.dumps([name, asdict(method), seed, run]))  # type: ignore[call-overload]
     lines = path.read_text().splitlines() if path.exists() else []
     for line in lines:
-        known = json.loads(line)
-        if known["run"] == what:
-            return Tuned(replace(method, **known["chosen"]), known["results"])  # type: ignore[type-var]
+        try:
+            known = json.loads(line)
+            same, chosen_before, results = known["run"] == what, known["chosen"], known["results"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path} cannot be read as results of tuning ({error!r}); remove it to tune again"
+            ) from error
+        if same:
+            return Tuned(replace(method, **chosen_before), results)  # type: ignore[type-var]
     tuned = tune(method, clients, n_classes, seed)
     chosen = {key: getattr(tuned.method, key) for key in getattr(method, "grid", {})}
     if chosen:

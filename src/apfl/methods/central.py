@@ -20,8 +20,8 @@ from apfl.streams import DualStream
 class Central:
     """Ridge on all rows pooled in one place, for reference: not federated, nothing personal."""
 
-    d: Annotated[int, Field(gt=0)] = 1024
-    gamma: Annotated[float, Field(ge=0)] = 1.0
+    d: Annotated[int, Field(gt=0, le=2**20)] = 1024
+    gamma: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     activation: Activation = "relu"
     intercept: bool = False
     normalise: Normalise = "row"
