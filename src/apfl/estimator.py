@@ -20,8 +20,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from apfl.errors import InputError
-from apfl.maps import random_map
 from apfl.methods import load_method
+from apfl.methods._primary import stream_maps
 from apfl.methods.apfl import APFL
 from apfl.normalise import moments, normaliser
 from apfl.personal import Choice, Personal, Primary, Rows, left_out_rows, personalise, solve_primary, width_for
@@ -284,10 +284,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             seed = int(check_random_state(self.random_state).randint(2**31))
         d_primary = width_for(len(X)) if isinstance(self.d_primary, str) else self.d_primary
         widths = (d_primary, d_primary if isinstance(self.d_refinement, str) else self.d_refinement)
-        self._maps = tuple(
-            random_map(X.shape[1], d, activation, 2 * seed + stream, intercept=self.intercept).like(_tensor(X[:1]))
-            for stream, d, activation in zip((0, 1), widths, activations, strict=True)
-        )
+        self._maps = stream_maps(_tensor(X[:1]), widths, activations, seed, self.intercept)
         self._normaliser = normaliser(self.normalise, moments(_tensor(X)))
         self._models: dict[Hashable, DualStream] = {}
         self._rows: dict[Hashable, _Rows] = {}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from apfl.errors import InputError
 from apfl.federation import Shard
-from apfl.maps import FeatureMap
+from apfl.maps import FeatureMap, random_map
 from apfl.memory import check_width
 from apfl.normalise import Normaliser, moments, normaliser
 from apfl.ridge import Statistics, accumulate, one_hot, total
@@ -28,6 +28,17 @@ def shared_normaliser(how: str, clients: Sequence[Shard]) -> Normaliser:
     for shard in clients[1:]:
         summed = summed + moments(shard.features)
     return normaliser(how, summed)
+
+
+def stream_maps(
+    features: Tensor, widths: tuple[int, int], activations: tuple[str, str], seed: int, intercept: bool
+) -> tuple[FeatureMap, FeatureMap]:
+    """The primary and the refinement map, from two seeds of their own."""
+    primary, refinement = (
+        random_map(features.shape[1], d, activation, 2 * seed + stream, intercept=intercept).like(features)
+        for stream, d, activation in zip((0, 1), widths, activations, strict=True)
+    )
+    return primary, refinement
 
 
 def moments_bytes(how: str, n_features: int) -> int:

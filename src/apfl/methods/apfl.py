@@ -20,8 +20,8 @@ from pydantic import Field
 from apfl.exchange import message_bytes
 from apfl.federation import Round, Shard
 from apfl.leaveout import Refinement
-from apfl.maps import Activation, random_map
-from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
+from apfl.maps import Activation
+from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser, stream_maps
 from apfl.normalise import Normalise
 from apfl.personal import Auto, Choice, Rows, personalise, solve_primary, width_for
 from apfl.streams import DualStream
@@ -60,13 +60,9 @@ class APFL:
         features = clients[0].features
         d_primary = width_for(sum(map(len, clients))) if self.d_primary == "auto" else self.d_primary
         d_refinement = d_primary if self.d_refinement == "auto" else self.d_refinement
-        primary_map, refinement_map = (
-            random_map(features.shape[1], d, activation, map_seed, intercept=self.intercept).like(features)
-            for d, activation, map_seed in (
-                (d_primary, self.activation_primary, 2 * seed),
-                (d_refinement, self.activation_refinement, 2 * seed + 1),
-            )
-        )
+        activations = (self.activation_primary, self.activation_refinement)
+        widths = (d_primary, d_refinement)
+        primary_map, refinement_map = stream_maps(features, widths, activations, seed, self.intercept)
         phis, summed = mapped_and_summed(clients, n_classes, normalise, primary_map)
         primary = solve_primary(summed, self.gamma)
         choice = Choice(self.beta, self.balance, self.tau, self.scope, self.refinement, self.smoothing)

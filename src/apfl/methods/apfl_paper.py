@@ -19,8 +19,8 @@ from pydantic import Field
 
 from apfl.exchange import message_bytes, nbytes
 from apfl.federation import Round, Shard
-from apfl.maps import Activation, random_map
-from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
+from apfl.maps import Activation
+from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser, stream_maps
 from apfl.normalise import Normalise
 from apfl.ridge import one_hot, solve
 from apfl.streams import DualStream, fit_refinement
@@ -46,13 +46,9 @@ class APFLPaper:
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)
         features = clients[0].features
-        primary_map, refinement_map = (
-            random_map(features.shape[1], d, activation, map_seed, intercept=self.intercept).like(features)
-            for d, activation, map_seed in (
-                (self.d_primary, self.activation_primary, 2 * seed),
-                (self.d_refinement, self.activation_refinement, 2 * seed + 1),
-            )
-        )
+        activations = (self.activation_primary, self.activation_refinement)
+        widths = (self.d_primary, self.d_refinement)
+        primary_map, refinement_map = stream_maps(features, widths, activations, seed, self.intercept)
         phis, summed = mapped_and_summed(clients, n_classes, normalise, primary_map)
         primary = solve(summed, self.gamma)
 
