@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from apfl.data import Samples, load_dataset, open_source
+from apfl.data import Samples, folder, load_dataset, open_source
 from apfl.data.samples import decode
 from apfl.errors import InputError
 from apfl.experiment import Protocol, federate
@@ -234,3 +234,14 @@ def test_folders_that_are_no_datasets(tmp_path: Path, make: object, message: str
     make(tmp_path)  # type: ignore[operator]
     with pytest.raises(InputError, match=message):
         open_source(str(tmp_path))
+
+
+def test_a_folder_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+
+    def refuse(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(InputError, match=r"cannot look into .*closed: Permission denied"):
+        folder.load(str(tmp_path))

@@ -46,15 +46,13 @@ def _images(root: Path) -> list[Path]:
     known = set(optional("PIL.Image", "hub").registered_extensions())
     # Levels are walked one by one, not to any depth: a link that points upwards cannot make a loop.
     level, found = [root], []
-    for _ in range(3):
-        try:
+    try:
+        for _ in range(3):
             entries = sorted(e for folder in level for e in folder.iterdir() if not e.name.startswith("."))
-        except OSError as error:
-            raise InputError(
-                f"cannot look into {error.filename}: {error.strerror}; choose a folder of images"
-            ) from error
-        found += [e for e in entries if e.is_file() and e.suffix.lower() in known]
-        level = [e for e in entries if e.is_dir()]
+            found += [e for e in entries if e.is_file() and e.suffix.lower() in known]
+            level = [e for e in entries if e.is_dir()]
+    except OSError as error:
+        raise InputError(f"cannot look into {error.filename}: {error.strerror}; give a folder of images") from error
     return sorted(found)
 
 
