@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import argparse
 import platform
-import statistics as stats_of
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from timing import interleaved
 
 from apfl.backbones import Backbone, load_backbone
 from apfl.data import Samples, open_source
@@ -28,18 +26,6 @@ from apfl.features import extract
 from apfl.pipeline import extraction_device
 
 KINDS = {"32 x 32 PNG (CIFAR-100)": ((32, 32), "png"), "400 x 300 JPEG (ImageNet-R)": ((400, 300), "jpg")}
-
-
-def interleaved(repeats: int, **peers: Callable[[], object]) -> dict[str, float]:
-    """Median seconds of each peer; they take turns, so that a busy moment hits all of them."""
-    times: dict[str, list[float]] = {name: [] for name in peers}
-    for turn in range(repeats + 1):
-        for name, call in peers.items():
-            start = time.perf_counter()
-            call()
-            if turn:  # the first turn warms up
-                times[name].append(time.perf_counter() - start)
-    return {name: stats_of.median(seconds) for name, seconds in times.items()}
 
 
 def network(name: str, folder: Path) -> Backbone:

@@ -13,16 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import statistics as stats_of
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from scipy.linalg.blas import dsyrk
+from timing import interleaved
 
 from apfl.data import load_dataset
 from apfl.exchange import fold, upload
@@ -32,18 +30,6 @@ from apfl.maps import random_map
 from apfl.methods import load_method
 from apfl.ridge import one_hot, solve, statistics, total
 from apfl.workers import over_clients
-
-
-def interleaved(repeats: int, **peers: Callable[[], object]) -> dict[str, float]:
-    """Median seconds of each peer; they take turns, so that a busy moment hits all of them."""
-    times: dict[str, list[float]] = {name: [] for name in peers}
-    for turn in range(repeats + 1):
-        for name, call in peers.items():
-            start = time.perf_counter()
-            call()
-            if turn:  # the first turn warms up
-                times[name].append(time.perf_counter() - start)
-    return {name: stats_of.median(seconds) for name, seconds in times.items()}
 
 
 def line(what: str, ours: float, peer: float, peer_name: str, target: str) -> None:

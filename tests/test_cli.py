@@ -188,6 +188,8 @@ def test_bad_data_is_one_line_and_leaves_nothing(features, tmp_path, capsys, cha
         (["--set", "apfl.balanse=1"], "did you mean 'balance'"),
         (["--set", "apfl.beta=-1"], "greater than 0"),
         (["--set", "apfl.beta=inf"], "finite"),
+        (["--methods", "apfl,oll", "--set", "oll.gamma=inf"], "finite"),
+        (["--methods", "apfl,fedprox", "--set", "fedprox.lr=nan"], "fedprox.lr"),
         (["--set", "apfl.d_primary=100000000"], "less than or equal"),
         (["--set", "beta=1"], "METHOD.KEY=VALUE"),
         (["--set", "afl.normalise=row"], "which is not run"),

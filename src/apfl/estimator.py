@@ -320,10 +320,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
                 raise InputError(f"{len(groups)} groups for {len(y)} rows; there must be one for each")
             # A group is known by its name, so that rows added later join it.
             group_codes = torch.tensor([_code(group) for group in np.asarray(groups).tolist()])
-        order: dict[Hashable, list[int]] = {}
-        for row, name in enumerate(names):
-            order.setdefault(name, []).append(row)
-        for name, rows in order.items():
+        for name, rows in _rows_by_name(names).items():
             yield (
                 name,
                 _Rows(_tensor(X[rows]), labels[rows], None if group_codes is None else group_codes[rows]),
@@ -414,12 +411,19 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         X = validate_data(self, X, dtype=np.float64, reset=False)
         names = self._names(clients, len(X))
         scores, temperatures = np.empty((len(X), len(self.classes_))), np.ones(len(X))
-        for name in dict.fromkeys(names):
-            rows = np.array([row for row, other in enumerate(names) if other == name])
+        for name, rows in _rows_by_name(names).items():
             model = self._models.get(name, self._primary_alone)
             scores[rows] = model.scores(_tensor(X[rows])).numpy()
             temperatures[rows] = model.temperature or 1.0
         return scores, temperatures
+
+
+def _rows_by_name(names: list[Hashable]) -> dict[Hashable, list[int]]:
+    """Which rows each client has, in one pass."""
+    found: dict[Hashable, list[int]] = {}
+    for row, name in enumerate(names):
+        found.setdefault(name, []).append(row)
+    return found
 
 
 def _temperature(scores: np.ndarray, labels: np.ndarray) -> float:

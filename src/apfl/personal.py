@@ -119,7 +119,7 @@ def personalise(
     stats, device = primary.stats, primary.weights.device
     sketch = leverage_sketch(primary.factor, sketch_width, seed) if sketch_width else None
     needs_left_out = choice.open or choice.refinement == "cross-fitted"
-    unit = feature_energy(stats) * _width(rows_of(0)) / stats.width
+    unit = feature_energy(stats) * rows_of(0).psi.shape[1] / stats.width
     tried = grid(unit, beta=choice.fixed("beta"), balance=choice.fixed("balance"), tau=choice.fixed("tau"))
 
     def prepare(k: int) -> tuple[Tensor, Tensor | None, Tensor, float]:
@@ -145,11 +145,7 @@ def personalise(
         return Personal(fit_refinement(rows_of(k).psi, target, beta), beta, balance, tau, prior)
 
     personal = over_clients(fit, range(n_clients), device)
-    return personal, _account(primary, prepared, settings, tried, choice, n_clients)
-
-
-def _width(rows: Rows) -> int:
-    return rows.psi.shape[1]
+    return personal, _account(primary, prepared, settings, tried)
 
 
 def _settings(
@@ -172,8 +168,6 @@ def _account(
     prepared: Sequence[tuple[Tensor, Tensor | None, Tensor, float]],
     settings: Sequence[tuple[float, float, float]],
     tried: Grid,
-    choice: Choice,
-    n_clients: int,
 ) -> dict[str, Any]:
     """What was chosen and why, for the record."""
     account: dict[str, Any] = {"d_primary": primary.stats.width, "gamma": primary.gamma}
@@ -194,7 +188,7 @@ def _account(
         account["table"] = {
             "beta": list(tried.betas), "balance": list(tried.balances), "tau": list(tried.taus), "hits": summed.tolist()
         }  # fmt: skip
-    account["leverage_clipped"] = sum(clipped for *_, clipped in prepared) / n_clients
+    account["leverage_clipped"] = sum(clipped for *_, clipped in prepared) / len(prepared)
     if primary.path is not None:
         account["gamma_path"] = primary.path
     return account

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -56,4 +57,7 @@ def load_method(name: str, **settings: Any) -> Method:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
         raise InputError(f"{name}.{key}={problem['input']!r}: {problem['msg']}") from error
+    for key, value in vars(method).items():  # for every method at once: no setting of any of them may be infinite
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{name}.{key}={value} given; it must be a finite number")
     return method

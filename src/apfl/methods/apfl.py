@@ -27,8 +27,8 @@ from apfl.personal import Auto, Choice, Rows, personalise, solve_primary, width_
 from apfl.streams import DualStream
 from apfl.tables import Scope, grid
 
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
 Width = Annotated[int, Field(gt=0, le=2**20)]
 
 
@@ -44,9 +44,7 @@ class APFL:
     tau: NonNegative | Auto = "auto"
     scope: Scope = "federation"
     refinement: Refinement = "cross-fitted"
-    sketch: Annotated[int, Field(ge=0, le=2**16)] = (
-        128  # columns of the leverage sketch; 0 sends the whole factor instead
-    )
+    sketch: Annotated[int, Field(ge=0, le=2**16)] = 128  # columns of the leverage sketch; 0 sends the factor itself
     smoothing: Positive = 0.03
     activation_primary: Activation = "relu"
     activation_refinement: Activation = "relu"

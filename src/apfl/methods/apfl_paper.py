@@ -33,9 +33,9 @@ class APFLPaper:
 
     d_primary: Annotated[int, Field(gt=0, le=2**20)] = 1024
     d_refinement: Annotated[int, Field(gt=0, le=2**20)] = 1024
-    gamma: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    balance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
+    gamma: Annotated[float, Field(ge=0)] = 1.0
+    beta: Annotated[float, Field(gt=0)] = 1.0
+    balance: Annotated[float, Field(ge=0)] = 0.5
     activation_primary: Activation = "relu"
     activation_refinement: Activation = "relu"
     intercept: bool = False

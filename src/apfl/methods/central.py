@@ -21,7 +21,7 @@ class Central:
     """Ridge on all rows pooled in one place, for reference: not federated, nothing personal."""
 
     d: Annotated[int, Field(gt=0, le=2**20)] = 1024
-    gamma: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    gamma: Annotated[float, Field(ge=0)] = 1.0
     activation: Activation = "relu"
     intercept: bool = False
     normalise: Normalise = "row"

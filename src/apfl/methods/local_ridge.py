@@ -22,7 +22,7 @@ class LocalRidge:
     """Ridge on the client's own rows alone: no exchange at all."""
 
     d: Annotated[int, Field(gt=0, le=2**20)] = 1024
-    gamma: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    gamma: Annotated[float, Field(gt=0)] = 1.0
     activation: Activation = "relu"
     intercept: bool = False
     normalise: Normalise = "row"
