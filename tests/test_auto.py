@@ -197,7 +197,8 @@ def test_fixed_in_sample_settings_are_the_paper_preset():
     clients = draw_clients([5, 30, 12], 6, 3, 0)
     shared = {"d_primary": 25, "d_refinement": 20, "gamma": 2.0, "beta": 3.0, "balance": 0.4}
     (auto,) = load_method("apfl", **shared, tau=0, refinement="in-sample").rounds(clients, 3, 0)
-    (paper,) = load_method("apfl_paper", **shared).rounds(clients, 3, 0)
+    apart = {"activation_primary": "hardswish", "activation_refinement": "hardswish", "normalise": "root"}
+    (paper,) = load_method("apfl_paper", **shared, **apart).rounds(clients, 3, 0)
     for a, p, shard in zip(auto.models, paper.models, clients, strict=True):
         torch.testing.assert_close(a.scores(shard.features), p.scores(shard.features), rtol=1e-12, atol=1e-12)
     assert (auto.index, auto.bytes_up, auto.bytes_down) == (paper.index, paper.bytes_up, paper.bytes_down)

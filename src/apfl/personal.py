@@ -106,7 +106,7 @@ def left_out_rows(rows: Rows, primary: Primary, kind: Refinement, sketch: Tensor
     phi = rows.phi.to(torch.float64)
     residual = one_hot(rows.labels, primary.stats.n_classes) - phi @ primary.weights
     whitened = whiten(phi, primary.factor) if sketch is None else phi @ sketch
-    return LeftOut(hat_basis(rows.psi), whitened, residual, kind, rows.groups)
+    return LeftOut(hat_basis(rows.psi), whitened, residual, kind, rows.groups, sketched=sketch is not None)
 
 
 def personalise(
