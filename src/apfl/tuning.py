@@ -9,11 +9,12 @@ method with a ``grid`` chooses between the two normalisations that need nothing 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from apfl.partition import split
 __all__ = ["ROUNDS", "Tuned", "grid", "hold_out", "tune", "tune_once"]
 
 ROUNDS = 50
+T = TypeVar("T")
 HELD_OUT = 0.2
 NORMALISE = ("root", "row")
 
@@ -112,9 +114,14 @@ def _trained(
     if isinstance(candidates[0], Training):
         short = [replace(each, n_rounds=min(each.n_rounds, ROUNDS)) for each in candidates]
         for how in NORMALISE:  # a stack shares its features
-            *_, last = stacked_rounds([each for each in short if each.normalise == how], clients, n_classes, seed)
-            yield from (each.models for each in last)
+            alike = [each for each in short if each.normalise == how]
+            yield from (each.models for each in _last(stacked_rounds(alike, clients, n_classes, seed)))
     else:
         for each in candidates:
-            *_, final = each.rounds(clients, n_classes, seed)
-            yield final.models
+            yield _last(each.rounds(clients, n_classes, seed)).models
+
+
+def _last(rounds: Iterator[T]) -> T:
+    """The last one, without holding on to those before it: each has the models of every grid point."""
+    (last,) = deque(rounds, maxlen=1)
+    return last
