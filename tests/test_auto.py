@@ -59,7 +59,7 @@ def test_one_factorisation_a_point_gives_the_same_curve(monkeypatch):
 
 
 def test_gamma_from_factorisations_does_not_fall_for_its_own_noise(monkeypatch):
-    """Slightly fewer rows than columns: both parts of GCV vanish with gamma, and a sketched trace cannot tell how fast."""
+    """With a few rows less than columns both parts of GCV vanish with gamma; a sketched trace cannot tell how fast."""
     rng = np.random.default_rng(0)
     z = rng.normal(size=(560, 60))
     phi = torch.from_numpy(np.maximum(z @ rng.normal(size=(60, 600)), 0))
