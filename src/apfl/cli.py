@@ -32,6 +32,7 @@ from apfl.cli_features import (
     features,
     load_data,
 )
+from apfl.cli_report import plot, report, table
 from apfl.container import read, replacing, write
 from apfl.data import load_dataset
 from apfl.data.features import array_names, load_unlabelled
@@ -175,6 +176,9 @@ def run(
 
 
 app.command()(features)
+app.command()(table)
+app.command()(plot)
+app.command()(report)
 
 
 @app.command()

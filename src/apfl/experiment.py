@@ -19,7 +19,7 @@ from apfl.checkpoint import Checkpoint, load, save
 from apfl.container import replacing, write
 from apfl.errors import InputError
 from apfl.federation import Dataset, Federation, Method, Model, Round, Shard
-from apfl.measure import Record, client_accuracies, metrics
+from apfl.measure import Record, class_counts, client_accuracies, metrics, primary_accuracies
 from apfl.partition import load_partition, split
 
 __all__ = ["Protocol", "federate", "keep_record", "read_records", "run", "save_models", "versions"]
@@ -106,6 +106,9 @@ def run(
         seconds=seconds,
         device=str(federation.train[0].features.device),
         versions=versions(),
+        class_names=list(federation.class_names),
+        class_counts=class_counts(federation.train, federation.n_classes),
+        primary_accuracies=primary_accuracies(last.models, federation.test),
         chosen=dict(last.chosen),
         provenance=dict(dataset.provenance),
         curve=curve,

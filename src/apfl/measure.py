@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ from scipy.stats import rankdata
 
 from apfl.errors import InputError
 from apfl.federation import Model, Shard
+from apfl.streams import DualStream
 
-__all__ = ["Record", "client_accuracies", "metrics"]
+__all__ = ["Record", "class_counts", "client_accuracies", "metrics", "primary_accuracies"]
 
 
 def client_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[float | None]:
@@ -29,6 +30,21 @@ def client_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[f
     hits = [(model.scores(test.features).argmax(1) == test.labels).double().mean() for model, test in pairs]
     known = iter(torch.stack(hits).tolist() if hits else [])  # one wait for the device, not one for each client
     return [next(known) if len(test) else None for test in tests]
+
+
+def primary_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[float | None]:
+    """Accuracy of the shared primary stream alone on each client's test rows; empty for models that have no other."""
+    shared = [
+        replace(model, refinement_map=None, refinement=None, balance=0.0, prior=None)
+        for model in models
+        if isinstance(model, DualStream) and (model.refinement is not None or model.prior is not None)
+    ]
+    return client_accuracies(shared, tests) if shared and len(shared) == len(models) else []
+
+
+def class_counts(shards: Sequence[Shard], n_classes: int) -> list[list[int]]:
+    """How many rows of each class every client has, (clients, classes)."""
+    return [torch.bincount(shard.labels, minlength=n_classes).tolist() for shard in shards]
 
 
 def metrics(models: Sequence[Model], tests: Sequence[Shard], n_classes: int) -> dict[str, Any]:
@@ -121,13 +137,16 @@ class Record:
     seconds: float  # training alone, from features in memory to models in memory
     device: str
     versions: Mapping[str, str | None]
+    class_names: Sequence[str] = ()
+    class_counts: Sequence[Sequence[int]] = ()  # training rows, (clients, classes)
+    primary_accuracies: Sequence[float | None] = ()  # of the shared stream alone, where a model has another one too
     chosen: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
     curve: Sequence[Sequence[float]] = ()  # after each round: seconds, bytes both ways, accuracy_client_mean
 
     def to_json(self) -> str:
         """One line of ``records.jsonl``."""
-        return json.dumps(asdict(self), allow_nan=False)
+        return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
 
     @staticmethod
     def from_json(line: str) -> Record:
