@@ -105,6 +105,7 @@ def run(
         bytes_down=last.bytes_down,
         seconds=seconds,
         device=str(federation.train[0].features.device),
+        threads=torch.get_num_threads(),
         versions=versions(),
         chosen=dict(last.chosen),
         provenance=dict(dataset.provenance),
@@ -189,13 +190,22 @@ def save_models(models: Sequence[Model], folder: Path, class_names: Iterable[str
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a ``records.jsonl``, in order; none if there is no such file."""
-    if not path.exists():
-        return []
+    """The records of a ``.jsonl``, of one ``.json``, or of a folder, in order; none if there is no such file.
+
+    A folder is searched, with those in it, for ``records.jsonl`` (`apfl run`) and ``cells/*.json`` (`apfl bench`).
+    """
     try:
-        return [Record.from_json(line) for line in path.read_text().splitlines() if line.strip()]
+        if path.is_dir():
+            files = sorted([*path.rglob("records.jsonl"), *path.rglob("cells/*.json")])
+            return [record for file in files for record in read_records(file)]
+        if not path.exists():
+            return []
+        lines = [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines()
+        return [Record.from_json(line) for line in lines if line.strip()]
     except (OSError, UnicodeDecodeError, InputError) as error:
-        raise InputError(f"{path} cannot be read as records ({error}); choose another folder with --out") from error
+        raise InputError(
+            f"{path} cannot be read as records ({error}); give a file or folder that apfl wrote"
+        ) from error
 
 
 def keep_record(record: Record, path: Path) -> None:

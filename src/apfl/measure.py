@@ -124,6 +124,9 @@ class Record:
     chosen: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
     curve: Sequence[Sequence[float]] = ()  # after each round: seconds, bytes both ways, accuracy_client_mean
+    threads: int | None = None  # of torch and BLAS; another number may round differently
+    source: Mapping[str, Any] = field(default_factory=dict)  # what --data and its options were
+    tuning: Mapping[str, Any] = field(default_factory=dict)  # how the settings were chosen, where they were: the grid
 
     def to_json(self) -> str:
         """One line of ``records.jsonl``."""
