@@ -127,6 +127,7 @@ class Record:
     threads: int | None = None  # of torch and BLAS; another number may round differently
     source: Mapping[str, Any] = field(default_factory=dict)  # what --data and its options were
     tuning: Mapping[str, Any] = field(default_factory=dict)  # how the settings were chosen, where they were: the grid
+    first_client_scores: float | None = None  # with reshuffle: the norm of its scores, the same while its model is
 
     def to_json(self) -> str:
         """One line of ``records.jsonl``."""
