@@ -20,9 +20,13 @@ FLOORS = [
     {"personal"},
     {"federation"},
     {"measure", "partition", "data", "methods", "verify", "backbones", "partial"},
+    {"protocol"},
     {"estimator", "experiment", "features", "pipeline", "tuning"},
+    {"plan"},
+    {"estimate", "bench_worker"},
+    {"bench", "rerun"},
     {"report"},
-    {"cli", "cli_features"},
+    {"cli", "cli_features", "cli_options", "cli_bench"},
 ]
 
 

@@ -11,10 +11,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from scipy.stats import rankdata
 
 from apfl.errors import InputError
@@ -138,11 +140,15 @@ class Record:
     device: str
     versions: Mapping[str, str | None]
     class_names: Sequence[str] = ()
-    class_counts: Sequence[Sequence[int]] = ()  # training rows, (clients, classes)
+    class_counts: Sequence[Sequence[int]] = ()  # training rows of the measured clients, (clients, classes)
     primary_accuracies: Sequence[float | None] = ()  # of the shared stream alone, where a model has another one too
     chosen: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
     curve: Sequence[Sequence[float]] = ()  # after each round: seconds, bytes both ways, accuracy_client_mean
+    threads: int | None = None  # of torch and BLAS; another number may round differently
+    source: Mapping[str, Any] = field(default_factory=dict)  # what --data and its options were
+    tuning: Mapping[str, Any] = field(default_factory=dict)  # how the settings were chosen, where they were: the grid
+    first_client_scores: float | None = None  # with reshuffle: the norm of its scores, the same while its model is
 
     def to_json(self) -> str:
         """One line of ``records.jsonl``."""
@@ -152,8 +158,8 @@ class Record:
     def from_json(line: str) -> Record:
         """The record of one line."""
         try:
-            return Record(**json.loads(line))
-        except (json.JSONDecodeError, TypeError) as error:
+            return _typed().validate_python(asdict(Record(**json.loads(line))))
+        except (ValueError, TypeError) as error:  # ValueError: JSON's and pydantic's
             raise InputError(f"not a record: {error}") from error
 
     @property
@@ -161,3 +167,8 @@ class Record:
         """What was run, without what came out: equal for two records of the same cell."""
         setting = (self.data, self.data_sha256, self.partition, self.n_clients, self.alpha)
         return (*setting, json.dumps([self.settings, self.protocol], sort_keys=True), self.method, self.seed)
+
+
+@cache
+def _typed() -> TypeAdapter[Record]:
+    return TypeAdapter(Record)

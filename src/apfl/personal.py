@@ -9,6 +9,7 @@ through a sketch as they would in a federation, and the scikit-learn estimator, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -67,7 +68,7 @@ class Primary:
     weights: Tensor  # G (d_P, c)
     factor: Tensor  # L of Phi'Phi + gamma I
     gamma: float
-    path: dict[str, list[float]] | None  # the curve gamma was chosen on
+    path: dict[str, list[float | None]] | None  # the curve gamma was chosen on; None where it is not finite
     stats: Statistics
 
 
@@ -97,8 +98,14 @@ def solve_primary(stats: Statistics, gamma: float | Auto) -> Primary:
     used = float(gamma) if path is None else path.chosen
     factor = factorise(stats, used)
     weights = torch.cholesky_solve(stats.crosscorrelation, factor).contiguous()
-    curve = None if path is None else {"gamma": path.gammas, "gcv": path.scores}
+    curve: dict[str, list[float | None]] | None = None
+    if path is not None:
+        curve = {"gamma": [*path.gammas], "gcv": [_finite(score) for score in path.scores]}
     return Primary(weights, factor, used, curve, stats)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON knows no infinity
 
 
 def left_out_rows(rows: Rows, primary: Primary, kind: Refinement, sketch: Tensor | None) -> LeftOut:

@@ -8,7 +8,7 @@ points of a gradient method are trained side by side as further heads of the sam
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -38,9 +38,9 @@ class Tuned:
     results: Sequence[dict[str, Any]]  # the settings of each point with its "accuracy_client_mean"
 
 
-def grid(method: Method) -> list[dict[str, Any]]:
-    """The points to try; none for a method that has nothing to tune."""
-    axes = getattr(method, "grid", {})
+def grid(method: Method, axes: Mapping[str, Sequence[Any]] | None = None) -> list[dict[str, Any]]:
+    """The points to try: of ``axes``, or the method's own; none for a method that has nothing to tune."""
+    axes = getattr(method, "grid", {}) if axes is None else axes
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())] if axes else []
 
 
@@ -60,9 +60,15 @@ def hold_out(clients: Sequence[Shard], seed: int) -> tuple[list[Shard], list[Sha
     return fit, validation
 
 
-def tune(method: Method, clients: Sequence[Shard], n_classes: int, seed: int) -> Tuned:
-    """Try the method's grid on a held-out part of the clients' training rows; ties go to the first point."""
-    points = grid(method)
+def tune(
+    method: Method,
+    clients: Sequence[Shard],
+    n_classes: int,
+    seed: int,
+    axes: Mapping[str, Sequence[Any]] | None = None,
+) -> Tuned:
+    """Try a grid on a held-out part of the clients' training rows; ties go to the first point."""
+    points = grid(method, axes)
     if not points:
         return Tuned(method, [])
     fit, validation = hold_out(clients, seed)
@@ -76,9 +82,17 @@ def tune(method: Method, clients: Sequence[Shard], n_classes: int, seed: int) ->
 
 
 def tune_once(
-    path: Path, name: str, method: Method, clients: Sequence[Shard], n_classes: int, seed: int, run: Any = None
+    path: Path,
+    name: str,
+    method: Method,
+    clients: Sequence[Shard],
+    n_classes: int,
+    seed: int,
+    run: Any = None,
+    axes: Mapping[str, Sequence[Any]] | None = None,
 ) -> Tuned:
     """`tune`, unless ``path`` (JSON lines) has the result already; ``run`` says on what data. New results are added."""
+    axes = getattr(method, "grid", {}) if axes is None else axes
     what = json.loads(json.dumps([name, asdict(method), seed, run]))  # type: ignore[call-overload]
     lines = path.read_text().splitlines() if path.exists() else []
     for line in lines:
@@ -91,8 +105,8 @@ def tune_once(
             ) from error
         if same:
             return Tuned(replace(method, **chosen_before), results)  # type: ignore[type-var]
-    tuned = tune(method, clients, n_classes, seed)
-    chosen = {key: getattr(tuned.method, key) for key in getattr(method, "grid", {})}
+    tuned = tune(method, clients, n_classes, seed, axes)
+    chosen = {key: getattr(tuned.method, key) for key in axes}
     if chosen:
         found = {"method": name, "chosen": chosen, "results": tuned.results, "run": what}
         with replacing(path) as temporary:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from apfl.measure import Record
 from apfl.report.gather import Column, Row, Sheet
@@ -60,9 +61,7 @@ def progress(axes: Axes, sheet: Sheet, column: Column, against: str, looks: dict
                 markevery=max(1, len(x) // 6), label=row.label,
             )  # fmt: skip
         elif against != "rounds" and x[-1] <= 0:  # nothing is sent: the same height everywhere
-            axes.axhline(
-                own.accuracy[-1], ls=":", color=look.colour, lw=look.width, label=f"{row.label} (nothing sent)"
-            )
+            axes.axhline(own.accuracy[-1], ls=":", color=look.colour, lw=look.width, label=row.label)
         else:
             axes.errorbar(
                 x,
@@ -74,7 +73,9 @@ def progress(axes: Axes, sheet: Sheet, column: Column, against: str, looks: dict
                 label=row.label,
                 capsize=2,
             )
-    if against != "rounds":
+    if against == "rounds":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
         logarithmic(axes.xaxis, WRITE[against])
     axes.set(xlabel=AXES[against], ylabel="accuracy, mean over clients (%)")
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apfl.errors import InputError, unknown
-from apfl.report import curves, people, settings
+from apfl.report import choices, curves, people
 from apfl.report.gather import Column, Row, Sheet
 from apfl.report.style import Look, drawing, legend_below, looks
 
@@ -37,13 +37,13 @@ def figure(name: str, sheet: Sheet, ours: Row | None, x: str | None = None) -> F
         raise unknown("figure", name, FIGURES)
     look = looks(sheet.rows, ours)
     if name == "sensitivity":
-        known = settings.swept(sheet)
+        known = choices.swept(sheet)
         if x is None and len(known) != 1:
             raise InputError(
                 f"figure sensitivity needs --x, the setting to draw ({', '.join(known) or 'none varies here'})"
             )
         setting = x or known[0]
-        lines = [[("", lambda axes: settings.sensitivity(axes, sheet, sheet.columns, setting, look))]]
+        lines = [[("", lambda axes: choices.sensitivity(axes, sheet, sheet.columns, setting, look))]]
     else:
         lines = [panels for column in sheet.columns for panels in [_panels(name, sheet, column, ours, look)] if panels]
     if not lines:
@@ -102,9 +102,9 @@ def _panels(name: str, sheet: Sheet, column: Column, ours: Row | None, look: dic
     chose = [cell[0] for row, cell in sheet.records(column).items() if "table" in cell[0].chosen]
     found: list[Panel] = []
     for record in chose:
-        found.append((f"{record.method}, {where}", lambda axes, record=record: settings.surface(axes, record)))  # type: ignore[misc]
+        found.append((f"{record.method}, {where}", lambda axes, record=record: choices.surface(axes, record)))  # type: ignore[misc]
         if "gamma_path" in record.chosen:
-            found.append((f"{record.method}, gamma", lambda axes, record=record: settings.gcv_curve(axes, record)))  # type: ignore[misc]
+            found.append((f"{record.method}, gamma", lambda axes, record=record: choices.gcv_curve(axes, record)))  # type: ignore[misc]
     return found
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -214,7 +215,7 @@ def as_csv(results: Results, digits: int = 1) -> str:
                 continue
             first = results.sheet.cells[row, column][0]
             seeds = " ".join(map(str, cell.seeds))
-            line = [row.method, json.dumps(first.settings), column.data, first.data_sha256, column.partition]
+            line: list[Any] = [row.method, json.dumps(first.settings), column.data, first.data_sha256, column.partition]
             line += [column.n_clients, column.alpha, results.metric.name, len(cell.seeds), seeds]
             line += [cell.mean, cell.std, cell.place or None, cell.published]
             if apart is not None:

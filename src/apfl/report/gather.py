@@ -64,9 +64,14 @@ class Sheet:
         """Every record once."""
         return [record for records in self.cells.values() for record in records]
 
-    def tuned_apart(self, row: Row) -> bool:
-        """Whether the row's settings differ between columns, as they do after tuning for each."""
-        return len({_settings(cell[0]) for (own, _), cell in self.cells.items() if own is row}) > 1
+    def differs_between_columns(self, row: Row) -> bool:
+        """Whether the row's settings are not the same everywhere, as after tuning for each federation."""
+        used = {json.dumps(cell[0].settings, sort_keys=True) for (own, _), cell in self.cells.items() if own is row}
+        return len(used) > 1
+
+    def tuned(self, row: Row) -> bool:
+        """Whether its settings were tuned on a part of the training rows."""
+        return any(record.tuning for (own, _), cell in self.cells.items() if own is row for record in cell)
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
@@ -106,8 +111,15 @@ def _refuse_contradictions(records: Sequence[Record]) -> None:
             )
 
 
+def _told(record: Record) -> dict[str, Any]:
+    """What makes two records of a method alike: settings, but for those that were tuned, of which the names count."""
+    tuned = sorted(record.tuning.get("axes", {}))
+    plain = {name: value for name, value in record.settings.items() if name not in tuned}
+    return plain | ({"tuned": "+".join(tuned)} if tuned else {})
+
+
 def _settings(record: Record) -> str:
-    return json.dumps(record.settings, sort_keys=True)
+    return json.dumps(_told(record), sort_keys=True)
 
 
 def _protocol(record: Record) -> dict[str, Any]:
@@ -154,7 +166,7 @@ def _rows(records: Sequence[Record]) -> dict[tuple[str, str], Row]:
     rows: dict[tuple[str, str], Row] = {}
     for method in dict.fromkeys(record.method for record in records):
         own = [record for record in records if record.method == method]
-        variants = {_settings(record): record.settings for record in own}
+        variants = {_settings(record): _told(record) for record in own}
         in_column: dict[str, set[str]] = {}
         for record in own:
             in_column.setdefault(_federation(record), set()).add(_settings(record))

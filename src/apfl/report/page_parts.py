@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from apfl.measure import Record
-from apfl.report import curves, people, settings as swept_settings
+from apfl.report import choices, curves, people
 from apfl.report.figures import all_gains, panel
 from apfl.report.formats import HEAD, STAR, heading, others, points, written
 from apfl.report.gather import Column, Row, Sheet
@@ -28,7 +28,8 @@ def overview(sheet: Sheet) -> dict[str, str]:
     """Where all this comes from."""
     records = sheet.all
     return {
-        "records": f"{len(records)}: {_several(len(sheet.rows), 'method')}, {_several(len(sheet.columns), 'federation')}",
+        "records": str(len(records)),
+        "of": f"{_several(len(sheet.rows), 'method')} on {_several(len(sheet.columns), 'federation')}",
         "seeds": ", ".join(map(str, sorted({record.seed for record in records}))),
         "data": "; ".join(sorted({f"{r.data} (sha256 {(r.data_sha256 or 'not known')[:12]})" for r in records})),
         "measured on": ", ".join(sorted({record.device for record in records})),
@@ -71,9 +72,8 @@ def _table(
     name: str, title: str, caption: str, heads: Sequence[str], rows: Sequence[Values], about: Sequence[str] = (),
     words: Iterable[int] = (0,),
 ) -> Values:  # fmt: skip
-    return {
-        "id": name, "title": title, "caption": caption, "heads": heads, "rows": rows, "notes": about, "words": set(words)
-    }  # fmt: skip
+    shown = {"id": name, "title": title, "caption": caption, "heads": heads, "rows": rows, "notes": about}
+    return shown | {"words": set(words)}
 
 
 def _cell(text: str, value: float | str | None = None, kind: str = "", paper: str = "") -> Values:
@@ -116,11 +116,11 @@ def sweeps(sheet: Sheet, looks: dict[Row, Look]) -> list[Values]:
     """A drawing for every setting that was swept."""
 
     def draw(name: str) -> Callable[[Axes], None]:
-        return lambda axes: swept_settings.sensitivity(axes, sheet, _with(sheet, name), name, looks)
+        return lambda axes: choices.sensitivity(axes, sheet, _with(sheet, name), name, looks)
 
     return [
         _figure(f"sweep-{name}-", f"Accuracy against {name}", "Mean ± standard deviation over seeds.", draw(name))
-        for name in swept_settings.swept(sheet)
+        for name in choices.swept(sheet)
     ]
 
 
@@ -194,7 +194,8 @@ def _curves(sheet: Sheet, column: Column, name: str, looks: dict[Row, Look]) -> 
     found = []
     if any(len(record.curve) > 1 for cell in sheet.records(column).values() for record in cell):
         for x, words in (("rounds", "rounds"), ("seconds", "computing time"), ("bytes", "bytes sent")):
-            about = "After each round, mean over seeds; bands are ± one standard deviation. One point: one round."
+            about = "After each round, mean over seeds; bands are ± one standard deviation. A single mark: one round."
+            about += " Dotted: nothing is sent." if x == "bytes" else ""
             draw = _drawn(curves.progress, sheet, column, x, looks)
             found.append(_figure(f"{name}-{x}", f"Accuracy against {words}", about, draw, tall))
     for of, words in (("seconds", "time"), ("bytes", "bytes")):
@@ -216,7 +217,7 @@ def _labels(record: Record, name: str) -> Values:
     held = (counts > 0).sum(1)
     about = (
         f"Training rows, seed {record.seed}; the stronger the colour, the more (at most {counts.max()}). "
-        f"A client has {held.min()} to {held.max()} of the {counts.shape[1]} classes, {np.median(held):g} in the median."
+        f"A client has {held.min()} to {held.max()} of {counts.shape[1]} classes, {np.median(held):g} in the median."
     )
     height = min(5.5, max(2.4, 0.5 + 0.16 * len(counts)))
     return _figure(f"{name}-labels", "Who has which classes", about, _drawn(people.label_picture, record), height)
@@ -236,14 +237,14 @@ def _chosen(by_row: Mapping[Row, Sequence[Record]], name: str) -> list[Values]:
         record = records[0]
         if "table" in record.chosen:
             about = f"Seed {record.seed}, training rows only, each left out of both streams; the star is the choice."
-            draw = _drawn(swept_settings.surface, record)
+            draw = _drawn(choices.surface, record)
             found.append(_figure(f"{name}-surface{i}", f"What {row.label} chose from", about, draw))
         if "gamma_path" in record.chosen:
             about = (
                 f"Generalised cross-validation of the sums, seed {record.seed}; the star is the choice: the smallest "
             )
             about += "gamma near the lowest point whose score is within 3 % of it."
-            draw = _drawn(swept_settings.gcv_curve, record)
+            draw = _drawn(choices.gcv_curve, record)
             found.append(_figure(f"{name}-gcv{i}", f"How {row.label} chose gamma", about, draw))
     return found
 
@@ -310,6 +311,7 @@ def _groups(records: Sequence[Record]) -> dict[str, dict[str, str]]:
     return {
         "Settings": {key: _short(value) for key, value in first.settings.items()},
         "Chosen by itself": {key: value for key, value in chosen.items() if value},
+        "Tuned": {key: _short(value) for key, value in first.tuning.items()},
         "Protocol": {key: _short(value) for key, value in first.protocol.items()},
         "Data": {
             "file": first.data,

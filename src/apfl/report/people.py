@@ -34,7 +34,8 @@ def distribution(axes: Axes, sheet: Sheet, column: Column, looks: dict[Row, Look
             values, height + rng.uniform(-0.28, 0.28, len(values)), ".", color=colour, ms=2.5, alpha=0.45, zorder=1
         )
         axes.boxplot(
-            values, positions=[height], orientation="horizontal", widths=0.62, whis=(0, 100), showmeans=True, manage_ticks=False,
+            values, positions=[height], orientation="horizontal", widths=0.62, whis=(0, 100), showmeans=True,
+            manage_ticks=False,
             medianprops={"color": INK}, boxprops={"color": INK}, whiskerprops={"color": INK}, capprops={"color": INK},
             meanprops={"marker": "D", "markerfacecolor": colour, "markeredgecolor": INK, "markersize": 5},
         )  # fmt: skip
@@ -51,8 +52,8 @@ def label_picture(axes: Axes, record: Record) -> None:
     """Clients by classes; the darker, the more training rows (by their square root, so that few show)."""
     counts = np.array(record.class_counts, dtype=float)
     picture = np.zeros((*counts.shape, 4))
-    picture[..., :3] = to_rgb(BLUE)
-    picture[..., 3] = np.sqrt(counts / max(counts.max(), 1))
+    picture[..., :3] = to_rgb("#3a96d6")  # between the blues of light and dark pages
+    picture[..., 3] = np.where(counts > 0, 0.15 + 0.85 * np.sqrt(counts / max(counts.max(), 1)), 0)
     axes.imshow(picture, aspect="auto", interpolation="nearest")
     axes.grid(visible=False)
     if counts.shape[1] <= NAMED and record.class_names:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -47,7 +48,7 @@ VARIABLES = {
     PURPLE: "--purple", SKY: "--sky",
 }  # fmt: skip
 MARKERS, LINES = "osD^vPXh<>", ("-", "--", "-.", ":")
-RC = {
+RC: dict[Any, Any] = {
     "font.size": 9, "font.family": "sans-serif", "text.parse_math": False, "svg.fonttype": "none",
     "svg.hashsalt": "apfl", "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "axes.edgecolor": INK, "axes.labelcolor": INK, "axes.titlecolor": INK, "axes.axisbelow": True, "text.color": INK,

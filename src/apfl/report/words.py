@@ -58,7 +58,8 @@ def _standing(results: Results, ours: Row, column: Column) -> str | None:
             f"; 95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f}, "
             f"Holm {p_text(difference.p_holm)}: {verdict}{common}"
         )
-    return f"{column.label}: {ours.label} is {standing} the best other method ({where}; {_seeds(len(own.seeds))}{how_sure})."
+    about = f"{where}; {_seeds(len(own.seeds))}{how_sure}"
+    return f"{column.label}: {ours.label} is {standing} the best other method ({about})."
 
 
 def _leader(results: Results, column: Column) -> str:
@@ -97,11 +98,14 @@ def notes(results: Results, marks: tuple[str, str], source: str) -> list[str]:
     ]
     if results.has_published:
         lines.append(
-            f"In brackets, the paper's value: {source}; another backbone than ours, so it compares methods, not numbers."
+            f"In brackets, the paper's value: {source}. Another backbone than ours: it compares methods, not numbers."
         )
-    tuned = [row.label for row in results.rows if results.sheet.tuned_apart(row)]
+    tuned = [row.label for row in results.rows if results.sheet.tuned(row)]
     if tuned:
-        lines.append(f"Settings differ between columns: {', '.join(tuned)}.")
+        lines.append(f"Tuned on a part of the training rows: {', '.join(tuned)}.")
+    differing = [row.label for row in results.rows if results.sheet.differs_between_columns(row)]
+    if differing:
+        lines.append(f"Settings differ between columns: {', '.join(differing)}.")
     devices = sorted({record.device for record in results.sheet.all})
     if len(devices) > 1 and metric.name == "seconds":
         lines.append(f"Measured on different devices ({', '.join(devices)}): times do not compare.")

@@ -21,9 +21,10 @@ def surface(axes: Axes, record: Record) -> None:
     """Left-out accuracy over beta and balance at the chosen tau; the star is what was chosen."""
     table: dict[str, Any] = record.chosen["table"]
     hits = np.array(table["hits"], dtype=float)  # (betas, balances, taus)
-    chosen = (record.chosen.get("beta"), record.chosen.get("balance"), record.chosen.get("tau"))
-    tau = table["tau"].index(chosen[2]) if chosen[2] in table["tau"] else int(hits.max((0, 1)).argmax())
-    accuracy = 100 * hits[:, :, tau] / sum(record.n_train)
+    place = _place(table, record)
+    tau = int(hits.max((0, 1)).argmax()) if place is None else place[2]
+    n_rows = sum(record.n_train) if place is None else hits[place] / record.chosen["left_out_accuracy"]
+    accuracy = 100 * hits[:, :, tau] / n_rows
     best = accuracy.max()
     shown = axes.imshow(
         accuracy, origin="lower", aspect="auto", cmap="cividis", vmin=max(accuracy.min(), best - 8), vmax=best,
@@ -34,17 +35,24 @@ def surface(axes: Axes, record: Record) -> None:
     axes.set_xticks(at, [f"{table['balance'][i]:g}" for i in at])
     at = range(0, len(table["beta"]), max(1, len(table["beta"]) // 6))
     axes.set_yticks(at, [f"{table['beta'][i]:.2g}" for i in at])
-    if chosen[0] in table["beta"] and chosen[1] in table["balance"]:
-        place = table["balance"].index(chosen[1]), table["beta"].index(chosen[0])
-        axes.plot(*place, "*", ms=15, mfc=ORANGE, mec="black")
+    if place is not None:
+        axes.plot(place[1], place[0], "*", ms=15, mfc=ORANGE, mec="black")
     axes.grid(visible=False)
     axes.set(xlabel=f"balance (tau = {table['tau'][tau]:g})", ylabel="beta")
+
+
+def _place(table: dict[str, Any], record: Record) -> tuple[int, int, int] | None:
+    """Where the choice stands in the table; nowhere if every client has its own."""
+    chosen = [record.chosen.get(name) for name in ("beta", "balance", "tau")]
+    if any(value not in table[name] for value, name in zip(chosen, ("beta", "balance", "tau"), strict=True)):
+        return None
+    return table["beta"].index(chosen[0]), table["balance"].index(chosen[1]), table["tau"].index(chosen[2])
 
 
 def gcv_curve(axes: Axes, record: Record) -> None:
     """Generalised cross-validation over gamma; the star is what was chosen."""
     path = record.chosen["gamma_path"]
-    known = [(gamma, score) for gamma, score in zip(path["gamma"], path["gcv"], strict=True) if np.isfinite(score)]
+    known = [(gamma, score) for gamma, score in zip(path["gamma"], path["gcv"], strict=True) if score is not None]
     axes.plot(*zip(*known, strict=True), "o-", color=BLUE, ms=4)
     at = [score for gamma, score in known if gamma == record.chosen.get("gamma")]
     if at:
