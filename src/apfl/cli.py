@@ -33,7 +33,7 @@ from apfl.cli_features import (
     load_data,
 )
 from apfl.cli_options import device_of, seeds_of
-from apfl.cli_report import plot, report, table
+from apfl.cli_report import plot, report, table, track
 from apfl.container import read, replacing, write
 from apfl.data import load_dataset
 from apfl.data.features import array_names, load_unlabelled
@@ -177,7 +177,7 @@ def run(
 
 
 app.command()(features)
-for command in (bench, rerun, table, plot, report):
+for command in (bench, rerun, table, plot, report, track):
     app.command()(command)
 
 

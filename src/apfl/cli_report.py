@@ -12,14 +12,13 @@ from rich.progress import Progress
 
 from apfl.container import replacing
 from apfl.errors import InputError, unknown
-from apfl.report.figures import FIGURES, figure
 from apfl.report.formats import FORMATS, terminal
 from apfl.report.gather import Sheet, gather, read
-from apfl.report.page import page
+from apfl.report.names import FIGURES
 from apfl.report.results import METRICS, results
-from apfl.report.style import save
+from apfl.report.trackers import send
 
-__all__ = ["plot", "report", "table"]
+__all__ = ["plot", "report", "table", "track"]
 
 out, err = Console(), Console(stderr=True)
 
@@ -29,7 +28,7 @@ RecordsArgument = Annotated[
 ]
 AgainstOption = Annotated[
     str | None,
-    typer.Option(help="The method (or row) that the others are compared with. [default: apfl]", show_default=False),
+    typer.Option(help="The method (or row) that the others are compared with (apfl unless given).", show_default=False),
 ]
 MetricOption = Annotated[str, typer.Option(help=", ".join(METRICS))]
 
@@ -63,7 +62,7 @@ def table(
 
 def plot(
     paths: RecordsArgument,
-    name: Annotated[str, typer.Option("--figure", help=", ".join(FIGURES))],
+    name: Annotated[str, typer.Option("--figure", help=", ".join(FIGURES) + ".")],
     target: Annotated[Path, typer.Option("--out", help="File to write: .png, .svg or .pdf.")],
     x: Annotated[
         str | None, typer.Option("--x", help="Setting on the x axis of figure sensitivity.", show_default=False)
@@ -75,6 +74,9 @@ def plot(
     against: AgainstOption = None,
 ) -> None:
     """Draw a figure from records, in colours, markers and lines that can be told apart without colour."""
+    from apfl.report.figures import figure  # matplotlib takes its time; the other commands need not wait for it
+    from apfl.report.style import save
+
     sheet = gather(read(paths))
     if federation is not None:
         sheet = _only(sheet, federation)
@@ -89,6 +91,8 @@ def report(
     against: AgainstOption = None,
 ) -> None:
     """Make one HTML page of records: summary, sortable tables, curves, clients, settings. It opens offline."""
+    from apfl.report.page import page
+
     records = read(paths)
     with Progress(console=err, transient=True) as progress:
         task = progress.add_task("drawing", total=None)
@@ -101,6 +105,30 @@ def report(
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
     err.print(f"wrote {target} ({len(text) / 1e6:.1f} MB)", soft_wrap=True, markup=False, highlight=False)
+
+
+def track(
+    paths: RecordsArgument,
+    to: Annotated[str, typer.Option(help="mlflow, or wandb (offline: nothing leaves the machine).")],
+    uri: Annotated[
+        str | None,
+        typer.Option(
+            help="MLflow: a server or sqlite:///FILE (sqlite:///mlflow.db unless given). "
+            "wandb: the folder for its offline runs (this one unless given).",
+            show_default=False,
+        ),
+    ] = None,
+    project: Annotated[str, typer.Option(help="Experiment (MLflow) or project (wandb).")] = "apfl",
+) -> None:
+    """Send records to an experiment tracker: parameters, metrics, the curve by round, the record as an artefact.
+
+    What is there already is not sent again.
+    """
+    records, new = read(paths), 0
+    with Progress(console=err, transient=True) as progress:
+        for _, sent in progress.track(send(records, to, uri, project), total=len(records), description="sending"):
+            new += sent
+    err.print(f"{new} of {len(records)} records were new to {to}", soft_wrap=True, markup=False, highlight=False)
 
 
 def _only(sheet: Sheet, words: str) -> Sheet:

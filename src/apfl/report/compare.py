@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -61,20 +62,22 @@ def paired_bootstrap(
     >>> round(found.value, 3), round(found.low, 3), round(found.high, 3)
     (0.1, 0.1, 0.1)
     """
-    rng = np.random.default_rng(seed)
     draws = np.zeros(n_draws)
-    counts: Floats | None = None
-    for pairs in seeds:
-        if counts is None or not same_clients:
-            k = len(pairs.ours)
-            counts = rng.multinomial(k, np.full(k, 1 / k), size=n_draws).astype(float)  # how often each was drawn
-        draws += _mean(pairs, counts) / len(seeds)
+    for i, pairs in enumerate(seeds):
+        draws += _mean(pairs, _counts(len(pairs.ours), n_draws, seed, 0 if same_clients else i)) / len(seeds)
     value = float(np.mean([_mean(pairs, np.ones((1, len(pairs.ours))))[0] for pairs in seeds]))
     low, high = np.quantile(draws, [0.025, 0.975])
     tiny = 1e-12  # accuracies are ratios of small integers: what is below is rounding
     side = min((draws <= tiny).sum(), (draws >= -tiny).sum())
     p = min(1.0, 2 * float(side + 1) / (n_draws + 1))
     return Difference(value, float(low), float(high), p, len(seeds), sum(len(pairs.ours) for pairs in seeds))
+
+
+@lru_cache(maxsize=8)  # all opponents in one federation are judged on the same draws
+def _counts(n_clients: int, n_draws: int, seed: int, stratum: int) -> Floats:
+    """How often each client is drawn, (draws, clients)."""
+    rng = np.random.default_rng((seed, stratum))
+    return rng.multinomial(n_clients, np.full(n_clients, 1 / n_clients), size=n_draws).astype(float)
 
 
 def _mean(pairs: Pairs, counts: Floats) -> Floats:

@@ -11,24 +11,12 @@ from matplotlib.figure import Figure
 from apfl.errors import InputError, unknown
 from apfl.report import choices, curves, people
 from apfl.report.gather import Column, Row, Sheet
+from apfl.report.names import FIGURES
 from apfl.report.style import Look, drawing, legend_below, looks
 
-__all__ = ["FIGURES", "figure", "panel"]
+__all__ = ["all_gains", "figure", "panel"]
 
 Panel = tuple[str, Callable[[Axes], None]]  # a title and what is drawn
-FIGURES = {
-    "curves": "accuracy after each round against rounds, seconds and bytes (the paper's Figures 3 and 4)",
-    "rounds": "accuracy against rounds",
-    "seconds": "accuracy against seconds",
-    "bytes": "accuracy against bytes",
-    "overhead": "seconds and bytes spent after each round (the paper's Figures 5 and 6)",
-    "cost": "final accuracy against seconds and bytes",
-    "clients": "every client's accuracy, by method",
-    "gains": "what each client gained over the primary stream and over going alone",
-    "partition": "training rows of each class at each client",
-    "tuning": "the surface that beta and balance were chosen from, and the curve of gamma",
-    "sensitivity": "accuracy against one setting, --x",
-}
 
 
 def figure(name: str, sheet: Sheet, ours: Row | None, x: str | None = None) -> Figure:
