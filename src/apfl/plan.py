@@ -82,10 +82,12 @@ class Cell:
     threads: int
     tune: Mapping[str, Sequence[Any]] | None = None
     tuning_seed: int = 0
+    oracle: bool = False  # the best settings on the test rows instead of the method's own choice
 
     def key(self, data: str | None, device: str) -> str:
         """A readable name, and a hash of all that decides the result."""
         what = [self._what(data, device), self.seed, [self.tune, self.tuning_seed] if self.tune else None]
+        what += [self.oracle] if self.oracle else []
         return f"{self.label}-seed{self.seed}-{_digest(what)}"
 
     def tuning_key(self, data: str | None, device: str) -> str:
@@ -96,7 +98,8 @@ class Cell:
     def label(self) -> str:
         """Method and federation in a few characters."""
         spread = f"-{self.protocol.alpha:g}" if self.protocol.partition.startswith("dirichlet") else ""
-        return f"{self.name}-{self.protocol.n_clients or 'given'}-{self.protocol.partition}{spread}"
+        name = f"{self.name}_oracle" if self.oracle else self.name
+        return f"{name}-{self.protocol.n_clients or 'given'}-{self.protocol.partition}{spread}"
 
     def _what(self, data: str | None, device: str) -> list[Any]:
         return [data, device, self.threads, self.name, asdict(self.method), asdict(self.protocol)]  # type: ignore[call-overload]
@@ -153,11 +156,11 @@ def cells(plan: Plan) -> list[Cell]:
     ]
     found: dict[str, Cell] = {}
     for protocol in [each for table in _tables(plan.protocol) for each in _protocols(table)]:
-        for seed in dict.fromkeys(seed for *_, seeds in variants for seed in seeds):
-            for name, method, tune, seeds in variants:
+        for seed in dict.fromkeys(seed for *_, seeds, _ in variants for seed in seeds):
+            for name, method, tune, seeds, oracle in variants:
                 if seed in seeds:
                     _check_late(name, protocol)
-                    cell = Cell(name, method, protocol, seed, plan.threads, tune, seeds[0])
+                    cell = Cell(name, method, protocol, seed, plan.threads, tune, seeds[0], oracle)
                     found.setdefault(cell.key(None, ""), cell)
     return list(found.values())
 
@@ -170,20 +173,27 @@ def _check_late(name: str, protocol: Protocol) -> None:
 
 def _variants(
     name: str, table: Mapping[str, Any], plan: Plan
-) -> Iterator[tuple[Method, Mapping[str, Sequence[Any]] | None, list[int]]]:
-    """Every combination of the settings of one table: the method, the axes it is tuned on, its seeds."""
+) -> Iterator[tuple[Method, Mapping[str, Sequence[Any]] | None, list[int], bool]]:
+    """Every combination of the settings of one table: the method, the axes it is tuned on, its seeds, oracle or not."""
     settings = dict(table)
     cls = method_class(name)
-    options = _validated(_MethodOptions, {key: settings.pop(key) for key in ("tune", "seeds") if key in settings}, name)
+    options = _validated(
+        _MethodOptions, {key: settings.pop(key) for key in _MethodOptions.model_fields if key in settings}, name
+    )
     known = [field.name for field in fields(cls)]
     for key in settings:
         if key not in known:
-            raise unknown(f"setting of {name}", key, [*known, "tune", "seeds"])
+            raise unknown(f"setting of {name}", key, [*known, *_MethodOptions.model_fields])
     for combination in _combinations(settings, f"methods.{name}"):
         method = load_method(name, **combination)
         axes = getattr(method, "grid", {}) if options.tune is True else options.tune or None
         _check_axes(name, method, axes, settings, options.tune)
-        yield method, axes, options.seeds or plan.seeds
+        seeds = options.seeds or plan.seeds
+        yield method, axes, seeds, False
+        if options.oracle:
+            if name != "apfl" or axes:
+                raise InputError(f"oracle is for apfl alone, and not together with tune; leave it out of {name}")
+            yield method, None, seeds, True
 
 
 def _check_axes(
@@ -203,6 +213,7 @@ class _MethodOptions(BaseModel):
 
     tune: bool | dict[str, Annotated[list[Any], Field(min_length=1)]] = False
     seeds: Seeds | None = None
+    oracle: bool = False  # beside the method, its best settings on the test rows
 
 
 def _protocols(table: Mapping[str, Any]) -> Iterator[Protocol]:
