@@ -23,10 +23,11 @@ FLOORS = [
     {"protocol"},
     {"estimator", "experiment", "features", "pipeline", "tuning", "oracle"},
     {"plan"},
+    {"cells"},
     {"estimate", "bench_worker"},
     {"bench", "rerun"},
     {"report"},
-    {"cli", "cli_features", "cli_options", "cli_bench"},
+    {"cli", "cli_features", "cli_options", "cli_bench", "cli_progress"},
 ]
 
 

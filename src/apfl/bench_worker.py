@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
+from apfl.cells import Cell
 from apfl.container import replacing
 from apfl.errors import InputError
 from apfl.experiment import run
 from apfl.federation import Dataset, Federation, Round
 from apfl.measure import Record
 from apfl.oracle import best_on_test
-from apfl.plan import Cell
 from apfl.protocol import apart, federate
 from apfl.tuning import HELD_OUT, ROUNDS, Tuned, tune_once
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
+from apfl.cells import Cell
 from apfl.federation import Dataset
 from apfl.memory import needed
 from apfl.methods._training import Training
 from apfl.personal import width_for
-from apfl.plan import Cell
 from apfl.tuning import ROUNDS, grid
 
 __all__ = ["peak_bytes", "rate", "seconds"]
