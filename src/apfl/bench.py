@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from apfl.bench_worker import Job, Setting, work
+from apfl.cells import Cell
 from apfl.container import replacing
 from apfl.errors import InputError
-from apfl.plan import Cell, Plan, to_toml
+from apfl.plan import Plan, to_toml
 
 try:
     import fcntl

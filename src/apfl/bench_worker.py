@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
+from apfl.cells import Cell
 from apfl.container import replacing
 from apfl.errors import InputError
 from apfl.experiment import run
 from apfl.federation import Dataset, Federation, Round
 from apfl.measure import Record
-from apfl.plan import Cell
+from apfl.oracle import best_on_test
 from apfl.protocol import apart, federate
 from apfl.tuning import HELD_OUT, ROUNDS, Tuned, tune_once
 
@@ -83,7 +84,9 @@ class _Bench:
         cell, folder = job.cell, self.setting.folder
         dataset, federation = self._federation(cell, cell.seed)
         tuned = None if job.needs is None else self._tuned(job.needs, cell)
-        method = cell.method if tuned is None else tuned.method
+        method: Any = cell.method if tuned is None else tuned.method
+        if cell.oracle:
+            method = best_on_test(method, federation, cell.seed)
         checkpoint = folder / "checkpoints" / f"{job.key}.safetensors"
         record, _ = run(
             cell.name, method, federation, dataset, cell.protocol, cell.seed,

@@ -12,20 +12,22 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from apfl import estimate
 from apfl.bench import Event, claim, execute, jobs_for
 from apfl.bench_worker import Job, Setting
+from apfl.cells import Cell, cells
 from apfl.cli_features import load_data
 from apfl.cli_options import device_of, seeds_of
+from apfl.cli_progress import Board, duration
 from apfl.container import replacing
 from apfl.errors import InputError
 from apfl.experiment import read_records
 from apfl.federation import Dataset
 from apfl.measure import Record
 from apfl.memory import available
-from apfl.plan import Cell, cells, read_plan
+from apfl.plan import read_plan
 from apfl.protocol import deal
 from apfl.report.terminal import human_bytes, results_table
 from apfl.rerun import differences, run_again, select
@@ -166,20 +168,9 @@ def _show(
     err.print(
         f"to do: {len(left) - tunings} cells" + (f" and {tunings} grids to tune" if tunings else "")
         + f", {n_workers} at a time with {threads} thread{'s' * (threads > 1)} and up to {memory} each; "
-        f"on a CPU at a guess {_duration(guess / n_workers)}",
+        f"on a CPU at a guess {duration(guess / n_workers)}",
         soft_wrap=True,
     )  # fmt: skip
-
-
-def _duration(seconds: float) -> str:
-    """A rough time in words.
-
-    >>> _duration(40), _duration(400), _duration(40_000)
-    ('1 minute', '7 minutes', '11 hours')
-    """
-    minutes = max(1, round(seconds / 60))
-    n, unit = (minutes, "minute") if minutes < 120 else (round(minutes / 60), "hour")
-    return f"{n} {unit}{'s' * (n > 1)}"
 
 
 def _run(left: Sequence[Job], setting: Setting, n_workers: int) -> dict[str, str]:
@@ -192,7 +183,7 @@ def _run(left: Sequence[Job], setting: Setting, n_workers: int) -> dict[str, str
         err.print(f"{len(before)} that failed before are tried again")
     former = signal.signal(signal.SIGTERM, _interrupt)  # a scheduler's notice is a Ctrl-C
     finished = 0
-    with _Board(len(left)) as board:
+    with Board(len(left)) as board:
         try:
             for event in execute(left, setting, n_workers):
                 board.show(event)
@@ -223,43 +214,6 @@ def _note_failure(folder: Path, event: Event, failed: dict[str, str]) -> None:
 
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
-
-
-class _Board:
-    """The progress on a terminal, with a line for each cell that is running; elsewhere a line for each that ended."""
-
-    def __init__(self, total: int) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
-        self.total, self.ended = total, 0
-        self.running: dict[str, TaskID] = {}
-
-    def __enter__(self) -> _Board:
-        self.progress.start()
-        self.all = self.progress.add_task("all", total=self.total)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self.progress.stop()
-
-    def show(self, event: Event) -> None:
-        name = f"tuning {event.job.key}" if event.job.tuning else event.job.key
-        if event.kind == "begun":
-            rounds = 1 if event.job.tuning else getattr(event.job.cell.method, "n_rounds", 1)
-            self.running[event.job.key] = self.progress.add_task(name, total=rounds)
-        elif event.kind == "round":
-            self.progress.update(self.running[event.job.key], completed=event.info)
-        else:
-            self.ended += 1
-            self.progress.advance(self.all)
-            if event.job.key in self.running:
-                self.progress.remove_task(self.running.pop(event.job.key))
-            if not err.is_terminal:
-                how = f"{100 * event.info:.2f} %" if event.kind == "done" else "FAILED"
-                err.print(f"{self.ended}/{self.total} {name} {how}", soft_wrap=True, highlight=False)
 
 
 def _conclude(folder: Path, keyed: Mapping[str, Cell], failed: Mapping[str, str]) -> None:

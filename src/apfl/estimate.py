@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
+from apfl.cells import Cell
 from apfl.federation import Dataset
 from apfl.memory import needed
 from apfl.methods._training import Training
 from apfl.personal import width_for
-from apfl.plan import Cell
 from apfl.tuning import ROUNDS, grid
 
 __all__ = ["peak_bytes", "rate", "seconds"]
@@ -63,7 +63,7 @@ def _method_bytes(cell: Cell, dataset: Dataset) -> int:
 
 
 def _products(cell: Cell, dataset: Dataset) -> float:
-    """Multiply-adds; those in float64 count twice."""
+    """Multiply-adds."""
     (n_rows, n_features), n_classes = dataset.features.shape, len(dataset.class_names)
     if isinstance(cell.method, Training):
         passes = cell.method.epochs * cell.method.n_rounds * cell.method.participation
@@ -74,9 +74,10 @@ def _products(cell: Cell, dataset: Dataset) -> float:
     primary, refinement = _widths(cell, dataset)
     each = n_rows / (cell.protocol.n_clients or 10)
     maps = n_rows * n_features * (primary + refinement)
-    own = 2 * n_rows * min(each, refinement) * max(each, refinement)
-    tables = 6 if "auto" in (getattr(cell.method, "beta", None), getattr(cell.method, "tau", None)) else 1
-    return maps + 2 * n_rows * primary**2 + primary**3 * tables + own * tables
+    sums = 0.75 * n_rows * primary**2 + primary**3 / 3  # of the training rows, and the solution
+    own = n_rows * min(each, refinement) * max(each, refinement)
+    chooses = "auto" in (getattr(cell.method, "beta", None), getattr(cell.method, "tau", None))
+    return maps + (sums + own if not chooses else sums + primary**3 + 3 * own)
 
 
 def _widths(cell: Cell, dataset: Dataset) -> tuple[int, int]:
