@@ -27,7 +27,7 @@ FLOORS = [
     {"estimate", "bench_worker"},
     {"bench", "rerun"},
     {"report"},
-    {"cli", "cli_features", "cli_options", "cli_bench", "cli_progress"},
+    {"cli", "cli_features", "cli_report", "cli_options", "cli_bench", "cli_progress"},
 ]
 
 

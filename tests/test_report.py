@@ -7,7 +7,7 @@ import io
 import itertools
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from apfl.cli import main
 from apfl.errors import InputError
 from apfl.measure import Record
+from apfl.methods import load_method
 from apfl.report.compare import Pairs, holm, paired_bootstrap
 from apfl.report.figures import figure
 from apfl.report.formats import as_csv, latex, markdown, text
@@ -187,6 +188,19 @@ def test_what_cannot_be_compared_says_why():
         results(gather(sweep), against="apfl")
     with pytest.raises(InputError, match="did you mean 'afl'"):
         results(gather([record("afl")]), against="alf")
+
+
+def test_several_federations_are_counted():
+    assert "in 2 of 2 federations; on average over all of them it is 5.0 points ahead" in summary(results(gather(a_study())))[0]
+
+
+def test_defaults_are_ours_among_variants():
+    own = json.loads(json.dumps(asdict(load_method("apfl"))))
+    sweep = [record(settings=own | {"beta": beta}, accuracies=[0.1 + beta / 100] * 4) for beta in (1.0, 2.0)]
+    found = results(gather([*sweep, record(settings=own)]))
+    assert found.ours is not None
+    assert found.ours.label == "apfl (defaults)"
+    assert len(found.differences) == 2
 
 
 def test_behind_is_said():
@@ -374,9 +388,10 @@ def run(*arguments: object) -> int:
 
 
 def test_commands_from_records_to_files(tmp_path, capsys):
-    (tmp_path / "records.jsonl").write_text("".join(f"{each.to_json()}\n" for each in a_study()))
+    study = [each for each in a_study() if each.alpha == 1.0]
+    (tmp_path / "records.jsonl").write_text("".join(f"{each.to_json()}\n" for each in study))
     assert run("table", tmp_path) == 0
-    assert "apfl is ahead of the best other method in 2 of 2 federations" in " ".join(capsys.readouterr().out.split())
+    assert "apfl is 5.0 points ahead of the best other method" in " ".join(capsys.readouterr().out.split())
     for style, name in (("markdown", "t.md"), ("latex", "t.tex"), ("csv", "t.csv"), ("terminal", "t.txt")):
         assert run("table", tmp_path, "--format", style, "--out", tmp_path / name) == 0
         assert "apfl" in (tmp_path / name).read_text()

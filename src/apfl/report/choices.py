@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,54 +63,93 @@ def gcv_curve(axes: Axes, record: Record) -> None:
 
 
 def swept(sheet: Sheet) -> list[str]:
-    """Settings that some method has with three values or more in one federation."""
+    """Settings that some method has with three values or more in one federation; one of those that move together."""
     values: dict[tuple[str, str, Column], set[str]] = {}
+    moving: dict[str, set[str]] = {}
     for row, column in sheet.cells:
         for name, value in row.differs.items():
             values.setdefault((name, row.method, column), set()).add(repr(value))
-    return list(dict.fromkeys(name for (name, _, _), seen in values.items() if len(seen) > 2))
+            moving.setdefault(name, set()).update(_moves_with(sheet, row, name))
+    found: list[str] = []
+    for (name, _, _), seen in values.items():
+        if len(seen) > 2 and name not in found and not moving[name] & set(found):
+            found.append(name)
+    return found
 
 
-def sensitivity(axes: Axes, sheet: Sheet, columns: Sequence[Column], name: str, looks: dict[Row, Look]) -> None:
-    """Final accuracy against one setting: a line for each method, federation and combination of the others."""
-    lines: dict[tuple[str, Column, str], dict[Any, tuple[Row, Sequence[Record]]]] = {}
-    for (row, column), records in sheet.cells.items():
-        if column in columns and name in row.differs:
-            rest = ", ".join(
-                f"{key}={value}" for key, value in row.differs.items() if key not in _moves_with(sheet, row, name)
-            )
-            lines.setdefault((row.method, column, rest), {})[row.differs[name]] = (row, records)
+@dataclass(frozen=True, eq=False)
+class _Line:
+    """One method on one federation, everything but the setting (and what moves with it) held."""
+
+    label: str
+    column: Column
+    points: dict[Any, tuple[Row, Sequence[Record]]]  # by the setting's value
+
+    @property
+    def numbers(self) -> list[float]:
+        return sorted(value for value in self.points if not isinstance(value, str | bool))
+
+
+def sensitivity(axes: Axes, sheet: Sheet, name: str, looks: dict[Row, Look]) -> None:
+    """Final accuracy against one setting: a line for each method, federation and combination of the others.
+
+    Where the setting is a number, ``auto`` is a level of its own: the dash-dotted line.
+    """
+    lines = _lines(sheet, name)
     if not lines:
         have = swept(sheet)
         raise InputError(
             f"no method has several values of '{name}' here; "
             + (f"settings that vary: {', '.join(have)}" if have else "no setting varies: run a sweep first")
         )
-    words = any(isinstance(value, str | bool) for points in lines.values() for value in points)
-    order = list(dict.fromkeys(value for points in lines.values() for value in points))
-    place = {value: i if words else float(value) for i, value in enumerate(order if words else sorted(order))}
+    numeric = all(len(line.numbers) > 1 for line in lines)
+    order = list(dict.fromkeys(value for line in lines for value in (line.numbers if numeric else line.points)))
+    place = {value: float(value) if numeric else float(i) for i, value in enumerate(order)}
     colours = [look.colour for look in looks.values()]
-    for i, ((method, column, rest), points) in enumerate(lines.items()):
-        found = sorted((place[value], *each) for value, each in points.items())
-        label = ", ".join(part for part in (method, *_apart(column, columns), rest) if part)
-        means = [100 * np.mean([r.accuracy_client_mean for r in records]) for _, _, records in found]
-        spreads = [
-            100 * np.std([r.accuracy_client_mean for r in records], ddof=min(1, len(records) - 1))
-            for _, _, records in found
-        ]
-        colour, x = colours[i % len(colours)], [at for at, _, _ in found]
-        axes.errorbar(x, means, spreads, fmt=MARKERS[i % 10] + LINES[i % 4], color=colour, capsize=2, label=label, ms=5)
-        _shared_stream(axes, found, colour, label)
-        paper = [(at, published(row, column)) for at, row, _ in found]
-        known = [(at, 100 * value) for at, value in paper if value is not None]
-        if known:
-            axes.plot(*zip(*known, strict=True), MARKERS[i % 10], mfc="none", color=colour, label=f"{label}: paper")
-    if words:
+    for i, line in enumerate(lines):
+        _draw(axes, line, place, colours[i % len(colours)], i)
+    if not numeric:
         axes.set_xticks(list(place.values()), [str(value) for value in place], rotation=30, ha="right")
     elif min(place.values()) > 0 and max(place.values()) / min(place.values()) >= 16:
         logarithmic(axes.xaxis)
         axes.set_xticks(sorted(place.values()), [f"{value:g}" for value in sorted(place.values())])
     axes.set(xlabel=name, ylabel="accuracy, mean over clients (%)")
+
+
+def _lines(sheet: Sheet, name: str) -> list[_Line]:
+    found: dict[tuple[str, Column, str], dict[Any, tuple[Row, Sequence[Record]]]] = {}
+    for (row, column), records in sheet.cells.items():
+        if name in row.differs:
+            held = [key for key in row.differs if key not in _moves_with(sheet, row, name)]
+            rest = ", ".join(f"{key}={row.differs[key]}" for key in held)
+            found.setdefault((row.method, column, rest), {})[row.differs[name]] = (row, records)
+    kept = {key: points for key, points in found.items() if len(points) > 1}
+    columns = list(dict.fromkeys(column for _, column, _ in kept))
+    return [
+        _Line(", ".join(part for part in (method, *_apart(column, columns), rest) if part), column, points)
+        for (method, column, rest), points in kept.items()
+    ]
+
+
+def _draw(axes: Axes, line: _Line, place: dict[Any, float], colour: str, i: int) -> None:
+    found = sorted(((place[value], *each) for value, each in line.points.items() if value in place), key=lambda f: f[0])
+    x = [at for at, _, _ in found]
+    means, spreads = zip(*(_mean_and_spread(records) for _, _, records in found), strict=True)
+    marker, style = MARKERS[i % len(MARKERS)], LINES[i % len(LINES)]
+    axes.errorbar(x, means, spreads, fmt=marker + style, color=colour, capsize=2, label=line.label, ms=5)
+    for value, (_, records) in line.points.items():
+        if value not in place:
+            axes.axhline(_mean_and_spread(records)[0], ls="-.", color=colour, lw=1, label=f"{line.label}: {value}")
+    _shared_stream(axes, found, colour, line.label)
+    paper = [(at, published(row, line.column)) for at, row, _ in found]
+    known = [(at, 100 * value) for at, value in paper if value is not None]
+    if known:
+        axes.plot(*zip(*known, strict=True), marker, mfc="none", color=colour, label=f"{line.label}: paper")
+
+
+def _mean_and_spread(records: Sequence[Record]) -> tuple[float, float]:
+    values = [100 * record.accuracy_client_mean for record in records]
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def _shared_stream(axes: Axes, found: Sequence[tuple[float, Row, Sequence[Record]]], colour: str, label: str) -> None:

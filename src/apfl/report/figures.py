@@ -31,7 +31,7 @@ def figure(name: str, sheet: Sheet, ours: Row | None, x: str | None = None) -> F
                 f"figure sensitivity needs --x, the setting to draw ({', '.join(known) or 'none varies here'})"
             )
         setting = x or known[0]
-        lines = [[("", lambda axes: choices.sensitivity(axes, sheet, sheet.columns, setting, look))]]
+        lines = [[("", lambda axes: choices.sensitivity(axes, sheet, setting, look))]]
     else:
         lines = [panels for column in sheet.columns for panels in [_panels(name, sheet, column, ours, look)] if panels]
     if not lines:

@@ -15,6 +15,7 @@ from typing import Any
 from apfl.errors import InputError
 from apfl.experiment import Protocol, read_records
 from apfl.measure import Record
+from apfl.methods import load_method, method_names
 
 __all__ = ["Column", "Row", "Sheet", "gather", "read"]
 
@@ -40,9 +41,12 @@ class Row:
 
     method: str
     differs: Mapping[str, Any]  # the settings that tell it from the method's other rows; none if it has one row
+    defaults: bool = False  # whether it is the one of several rows that has the method's own settings
 
     @property
     def label(self) -> str:
+        if self.defaults:
+            return f"{self.method} (defaults)"
         told_apart = ", ".join(f"{key}={_short(value)}" for key, value in self.differs.items())
         return f"{self.method} ({told_apart})" if told_apart else self.method
 
@@ -177,8 +181,16 @@ def _rows(records: Sequence[Record]) -> dict[tuple[str, str], Row]:
         names = dict.fromkeys(name for settings in variants.values() for name in settings)
         varying = [name for name in names if len({json.dumps(s.get(name)) for s in variants.values()}) > 1]
         for key, settings in variants.items():
-            rows[method, key] = Row(method, {name: settings.get(name) for name in varying})
+            rows[method, key] = Row(method, {n: settings.get(n) for n in varying}, settings == _defaults(method))
     return rows
+
+
+def _defaults(method: str) -> dict[str, Any] | None:
+    """A method's own settings as a record has them; None for a name from elsewhere."""
+    if method not in method_names():
+        return None
+    settings: dict[str, Any] = json.loads(json.dumps(asdict(load_method(method))))  # type: ignore[call-overload]
+    return settings
 
 
 def _short(value: Any) -> str:

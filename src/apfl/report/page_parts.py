@@ -47,7 +47,7 @@ def _several(n: int, noun: str) -> str:
 
 def tables(results: Results, source: str) -> list[Values]:
     """Results, differences, and every metric."""
-    heads = ["method", *(", ".join(heading(column, results.columns)) for column in results.columns)]
+    heads = ["method", *("\n".join(heading(column, results.columns)) for column in results.columns)]
     first = [
         {
             "ours": row is results.ours,
@@ -116,17 +116,12 @@ def sweeps(sheet: Sheet, looks: dict[Row, Look]) -> list[Values]:
     """A drawing for every setting that was swept."""
 
     def draw(name: str) -> Callable[[Axes], None]:
-        return lambda axes: choices.sensitivity(axes, sheet, _with(sheet, name), name, looks)
+        return lambda axes: choices.sensitivity(axes, sheet, name, looks)
 
     return [
         _figure(f"sweep-{name}-", f"Accuracy against {name}", "Mean ± standard deviation over seeds.", draw(name))
         for name in choices.swept(sheet)
     ]
-
-
-def _with(sheet: Sheet, name: str) -> list[Column]:
-    used = {column for row, column in sheet.cells if name in row.differs}
-    return [column for column in sheet.columns if column in used]
 
 
 def _figure(prefix: str, title: str, caption: str, draw: Callable[[Axes], None], height: float = 3.1) -> Values:
@@ -327,4 +322,6 @@ def _plain(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
+    if value is None:
+        return "not set"
     return f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)

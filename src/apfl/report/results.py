@@ -169,6 +169,9 @@ def _ours(sheet: Sheet, against: str | None) -> tuple[Row | None, str | None]:
     wanted = against or OURS
     if wanted in by_label:
         return by_label[wanted], None
+    own = next((row for row in sheet.rows if row.method == wanted and row.defaults), None)
+    if own is not None:
+        return own, None
     several = [row.label for row in sheet.rows if row.method == wanted]
     if several and against is None:
         return None, f"no differences: {wanted} is here with several settings; name one with --against '{several[0]}'"
