@@ -199,7 +199,7 @@ def test_defaults_are_ours_among_variants():
     sweep = [record(settings=own | {"beta": beta}, accuracies=[0.1 + beta / 100] * 4) for beta in (1.0, 2.0)]
     found = results(gather([*sweep, record(settings=own)]))
     assert found.ours is not None
-    assert found.ours.label == "apfl (defaults)"
+    assert found.ours.label == "apfl (beta=auto, default)"
     assert len(found.differences) == 2
 
 
@@ -218,6 +218,7 @@ def test_published_values_are_the_papers():
     assert published(Row("apfl_paper", {}), column(50, 0.1)) == pytest.approx(0.8072)
     assert published(Row("fedselect", {}), column(100, 1.0, "imagenet-r.npz")) == pytest.approx(0.0709)
     assert published(Row("apfl_paper", {"balance": 0.5}), column(50, 0.5)) == pytest.approx(0.6460)
+    assert published(Row("apfl_paper", {"balance": 0.0}), column(50, 1.0)) == pytest.approx(0.5497)  # primary alone
     assert published(Row("apfl_paper", {"beta": 0.5}), column(50, 0.5)) is None
     assert published(Row("apfl", {}), column(50, 0.1)) is None
     assert published(Row("afl", {}), column(50, 0.2)) is None

@@ -45,10 +45,9 @@ class Row:
 
     @property
     def label(self) -> str:
-        if self.defaults:
-            return f"{self.method} (defaults)"
-        told_apart = ", ".join(f"{key}={_short(value)}" for key, value in self.differs.items())
-        return f"{self.method} ({told_apart})" if told_apart else self.method
+        told_apart = [f"{key}={_short(value)}" for key, value in self.differs.items()]
+        told_apart += ["default"] if self.defaults else []
+        return f"{self.method} ({', '.join(told_apart)})" if told_apart else self.method
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,6 +39,8 @@ def published(row: Row, column: Column) -> float | None:
         return None  # some other variant than the paper's
     if row.differs:
         balances = tables["table2"]["balances"]
+        if row.method == "apfl_paper" and column.n_clients == 50 and row.differs["balance"] == 0:
+            return float(tables["table2"]["primary"][dataset][alpha]) / 100  # the primary stream alone
         if row.method != "apfl_paper" or column.n_clients != 50 or row.differs["balance"] not in balances:
             return None
         return float(tables["table2"][dataset][alpha][balances.index(row.differs["balance"])]) / 100
