@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from apfl.bench import claim
 from apfl.cli import main
 from apfl.container import read
 from apfl.experiment import read_records
+from apfl.plan import read_plan
 
 ROOT = Path(__file__).parents[1]
 PLAN = """
@@ -251,7 +253,13 @@ def test_a_record_is_run_again_and_compared(undisturbed, tmp_path, capsys):
     assert "is not the file" in capsys.readouterr().err
 
 
-def test_a_folder_of_another_plan_is_refused(plan, undisturbed, capsys):
+def test_a_folder_that_is_taken_or_of_another_plan_is_refused(plan, undisturbed, tmp_path, capsys):
+    with claim(undisturbed, read_plan(plan), [path.stem for path in (undisturbed / "cells").iterdir()]):
+        assert here("bench", plan, "--out", undisturbed) == 2
+    assert "another apfl bench is at work" in capsys.readouterr().err
+    (tmp_path / "file").write_text("in the way")
+    assert here("bench", plan, "--out", tmp_path / "file" / "out") == 2
+    assert "cannot write" in capsys.readouterr().err
     assert here("bench", plan, "--out", undisturbed, "--rounds", "2") == 2
     assert "cells that this plan has not" in capsys.readouterr().err
 
