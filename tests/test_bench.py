@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from apfl.bench import claim
 from apfl.cli import main
 from apfl.container import read
 from apfl.experiment import read_records
+from apfl.plan import read_plan
 
 ROOT = Path(__file__).parents[1]
 PLAN = """
@@ -113,12 +115,14 @@ def test_records_say_what_was_run(undisturbed):
         assert record.settings["finetune_epochs"] == best["finetune_epochs"]
 
 
-def killed(arguments: list[str], seconds: float) -> None:
-    """A real SIGKILL, of the parent alone: its processes have to notice by themselves."""
+def killed(arguments: list[str], seconds: float) -> bool:
+    """A real SIGKILL, of the parent alone: its processes have to notice by themselves. Whether it was still running."""
     process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     time.sleep(seconds)
+    running = process.poll() is None
     process.kill()
     process.wait()
+    return running
 
 
 def killed_at_a_checkpoint(arguments: list[str], out: Path) -> dict[str, list]:
@@ -137,21 +141,37 @@ def with_clock(folder: Path, key: str) -> list:
     return json.loads((folder / "cells" / f"{key}.json").read_text())["curve"]
 
 
-@pytest.mark.parametrize(("n_kills", "jobs"), [(1, 1), pytest.param(10, 2, marks=pytest.mark.slow)])
-def test_killing_changes_nothing(plan, undisturbed, tmp_path, n_kills, jobs):
-    """At random moments, and once more in a gradient cell; then the undisturbed run's records, each cell once."""
-    out, moments = tmp_path / "out", random.Random(n_kills)
-    arguments = ["bench", str(plan), "--out", str(out), "--jobs", str(jobs)]
-    for _ in range(n_kills):
-        killed(arguments, moments.uniform(1, 12))
+def test_a_kill_changes_nothing(plan, undisturbed, tmp_path):
+    """In a gradient cell; then the undisturbed run's records, each cell once."""
+    out = tmp_path / "out"
+    arguments = ["bench", str(plan), "--out", str(out), "--jobs", "1"]
     kept = killed_at_a_checkpoint(arguments, out)
+    assert kept
     done = apfl(*arguments)
     assert done.returncode == 0, done.stderr
     assert results(out) == results(undisturbed)
-    for key, curve in kept.items():  # the times of the rounds before the kill are those before the kill: not run again
+    for key, curve in kept.items():  # the rounds before the kill have the times they had then: they were not run again
         assert with_clock(out, key)[: len(curve)] == curve
     assert not list((out / "checkpoints").iterdir())
-    assert {path.name for path in (out / "tuning").iterdir()} == {p.name for p in (undisturbed / "tuning").iterdir()}
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments_change_nothing(plan, tmp_path):
+    arguments = ["bench", str(plan), "--seeds", "0,1,2,3,4,5", "--jobs", "2", "--out"]
+    start = time.monotonic()
+    assert apfl(*arguments, tmp_path / "undisturbed").returncode == 0
+    whole, moments = time.monotonic() - start, random.Random(0)
+    out, sizes = tmp_path / "out", []
+    for _ in range(10):
+        assert killed([*arguments, str(out)], moments.uniform(0.02, 0.3) * whole), "it was done before it was killed"
+        sizes.append(len(list(out.glob("cells/*.json"))))
+    assert len(set(sizes)) > 2, f"the kills should fall between cells: {sizes}"
+    done = apfl(*arguments, out)
+    assert done.returncode == 0, done.stderr
+    assert results(out) == results(tmp_path / "undisturbed")
+    assert len(results(out)) == 24
+    tunings = [{path.name for path in (tmp_path / name / "tuning").glob("*.jsonl")} for name in ("out", "undisturbed")]
+    assert tunings[0] == tunings[1]
 
 
 def test_ctrl_c_says_how_to_go_on(plan, tmp_path):
@@ -233,7 +253,13 @@ def test_a_record_is_run_again_and_compared(undisturbed, tmp_path, capsys):
     assert "is not the file" in capsys.readouterr().err
 
 
-def test_a_folder_of_another_plan_is_refused(plan, undisturbed, capsys):
+def test_a_folder_that_is_taken_or_of_another_plan_is_refused(plan, undisturbed, tmp_path, capsys):
+    with claim(undisturbed, read_plan(plan), [path.stem for path in (undisturbed / "cells").iterdir()]):
+        assert here("bench", plan, "--out", undisturbed) == 2
+    assert "another apfl bench is at work" in capsys.readouterr().err
+    (tmp_path / "file").write_text("in the way")
+    assert here("bench", plan, "--out", tmp_path / "file" / "out") == 2
+    assert "cannot write" in capsys.readouterr().err
     assert here("bench", plan, "--out", undisturbed, "--rounds", "2") == 2
     assert "cells that this plan has not" in capsys.readouterr().err
 

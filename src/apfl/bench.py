@@ -52,14 +52,19 @@ def claim(folder: Path, plan: Plan, keys: Sequence[str]) -> Iterator[None]:
         raise InputError(
             f"{folder} holds {len(others)} cells that this plan has not ({others[0]} is one); choose another --out"
         )
-    with replacing(folder / "plan.toml") as temporary:
-        temporary.write_text(to_toml(plan))
-    with (folder / ".lock").open("w") as lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror}; choose another --out") from error
+    with lock:
         if fcntl is not None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise InputError(f"another apfl bench is at work in {folder}; wait for it, or choose another") from None
+        with replacing(folder / "plan.toml") as temporary:
+            temporary.write_text(to_toml(plan))
         yield
 
 

@@ -7,6 +7,8 @@ from apfl.report.results import Results
 
 __all__ = ["notes", "p_text", "summary"]
 
+FEW = 30  # below, percentile intervals of a bootstrap cover less than they say
+
 
 def summary(results: Results) -> list[str]:
     """One sentence for each federation, after one that counts them; it says where our method is behind."""
@@ -109,6 +111,8 @@ def notes(results: Results, marks: tuple[str, str], source: str) -> list[str]:
     devices = sorted({record.device for record in results.sheet.all})
     if len(devices) > 1 and metric.name == "seconds":
         lines.append(f"Measured on different devices ({', '.join(devices)}): times do not compare.")
+    if any(difference.n_clients < FEW for difference in results.differences.values()):
+        lines.append(f"Where fewer than {FEW} clients (over all seeds) are compared, intervals are too narrow.")
     if results.why_no_differences:
         lines.append(f"{results.why_no_differences}.")
     return lines
