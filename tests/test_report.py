@@ -191,7 +191,10 @@ def test_what_cannot_be_compared_says_why():
 
 
 def test_several_federations_are_counted():
-    assert "in 2 of 2 federations; on average over all of them it is 5.0 points ahead" in summary(results(gather(a_study())))[0]
+    assert (
+        "in 2 of 2 federations; on average over all of them it is 5.0 points ahead"
+        in summary(results(gather(a_study())))[0]
+    )
 
 
 def test_defaults_are_ours_among_variants():
