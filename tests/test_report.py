@@ -60,16 +60,16 @@ def test_the_bootstrap_is_the_one_that_enumerates_all_draws():
 
 def test_the_interval_is_the_normal_one_where_clients_are_many():
     rng = np.random.default_rng(1)
-    seeds = [pairs(rng.normal(0.02, 0.1, 500), np.zeros(500)) for _ in range(3)]
+    seeds = [pairs(rng.normal(0.02, 0.1, 200), np.zeros(200)) for _ in range(3)]
     gaps = [each.ours for each in seeds]
     mean = np.mean([g.mean() for g in gaps])
-    error = np.sqrt(sum(g.var() / 500 for g in gaps)) / 3  # of a mean over seeds of means over clients
+    error = np.sqrt(sum(g.var() / 200 for g in gaps)) / 3  # of a mean over seeds of means over clients
     found = paired_bootstrap(seeds)
     assert found.value == pytest.approx(mean, abs=1e-12)
     # Quantiles of 10,000 draws have a standard error of 0.027 of the error itself; three of those are allowed.
     assert found.low == pytest.approx(mean - 1.96 * error, abs=0.08 * error)
     assert found.high == pytest.approx(mean + 1.96 * error, abs=0.08 * error)
-    assert (found.n_seeds, found.n_clients) == (3, 1500)
+    assert (found.n_seeds, found.n_clients) == (3, 600)
 
 
 def test_equal_methods_are_not_clear_and_a_constant_gap_is():

@@ -18,6 +18,7 @@ from jinja2 import Environment, StrictUndefined
 from apfl.measure import Record
 from apfl.report import page_parts as parts
 from apfl.report.gather import gather
+from apfl.report.page_tables import tables
 from apfl.report.published import SOURCE
 from apfl.report.results import results
 from apfl.report.style import looks
@@ -46,7 +47,7 @@ def page(
         title=title,
         summary=summary(found),
         facts=parts.overview(sheet),
-        tables=parts.tables(found, SOURCE),
+        tables=tables(found, SOURCE),
         sweeps=parts.sweeps(sheet, look),
         federations=federations,
         settings=parts.settings(found),
