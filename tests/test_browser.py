@@ -100,7 +100,7 @@ def test_content_is_present(opened):
     ]  # fmt: skip
     for each in federations:
         opened.execute_script("arguments[0].open = true", each)
-        assert [heading.text for heading in each.find_elements("css selector", "h4")] == expected
+        assert [heading.text for heading in each.find_elements("css selector", "figure h3")] == expected
         assert all(svg.size["height"] > 100 for svg in each.find_elements("css selector", "figure svg"))
     assert len(opened.find_elements("css selector", "#federation-0-clients tbody tr")) == 8
 

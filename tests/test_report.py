@@ -113,6 +113,8 @@ def test_mean_and_spread_are_over_seeds():
         ({"data_sha256": "b" * 64}, "data bbbbbbbb"),
         ({"protocol": DEALT | {"test_fraction": 0.5}}, "test_fraction 0.5"),
         ({"protocol": DEALT | {"minimum": 9}}, "minimum 9"),
+        ({"protocol": DEALT | {"unseen_clients": 1}}, "1 unseen in training"),
+        ({"protocol": DEALT | {"reshuffle": 2}}, "reshuffle 2"),
     ],
 )  # fmt: skip
 def test_other_data_or_protocol_is_another_column(change, told):
@@ -148,7 +150,7 @@ def test_tuned_settings_tell_rows_apart_by_what_was_tuned():
 
 
 def test_the_same_record_twice_counts_once_and_two_results_of_one_run_are_refused():
-    assert len(gather([record(), record()]).all) == 1
+    assert len(gather([record(), record(), record(protocol=DEALT | {"minimum": None})]).all) == 1
     with pytest.raises(InputError, match=r"two results of one run, apfl with seed 0 on toy\.npz"):
         gather([record(), record(accuracies=[0.1] * 4)])
 
@@ -395,7 +397,7 @@ def test_commands_from_records_to_files(tmp_path, capsys):
     study = [each for each in a_study() if each.alpha == 1.0]
     (tmp_path / "records.jsonl").write_text("".join(f"{each.to_json()}\n" for each in study))
     assert run("table", tmp_path) == 0
-    assert "apfl is 5.0 points ahead of the best other method" in " ".join(capsys.readouterr().out.split())
+    assert "apfl is 5.0 points ahead of the best of 3 others" in " ".join(capsys.readouterr().out.split())
     for style, name in (("markdown", "t.md"), ("latex", "t.tex"), ("csv", "t.csv"), ("terminal", "t.txt")):
         assert run("table", tmp_path, "--format", style, "--out", tmp_path / name) == 0
         assert "apfl" in (tmp_path / name).read_text()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import io
-import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -14,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from apfl.report.compare import Difference
+from apfl.report.csv_lines import as_csv
 from apfl.report.gather import Column, Row
 from apfl.report.published import SOURCE
 from apfl.report.results import Cell, Results
@@ -90,14 +88,12 @@ def terminal(results: Results, width: int, digits: int = 1) -> RenderableType:
 
     shown: list[RenderableType] = []
     for block in blocks(results, width, lambda row, column: cell(row, column).plain):
-        rows = [row for row in results.rows if any((row, column) in results.cells for column in block)]
-        shown.append(_rich(title(block), block, rows, cell))
+        shown.append(_rich(title(block), block, rows_of(block, results, results.cells), cell))
     shown += [Text(line, style="dim") for line in notes(results, ("bold", "underlined"), SOURCE)]
     if results.ours is not None and results.differences:
         shown.append(Text(""))
         for block in blocks(results, width, lambda row, column: apart(row, column).plain):
-            rows = [row for row in results.rows if any((row, column) in results.differences for column in block)]
-            if rows:
+            if rows := rows_of(block, results, results.differences):
                 shown.append(_rich(f"{results.ours.label} minus …, in points: {title(block)}", block, rows, apart))
         shown += [Text(HEAD.format(ours=results.ours.label) + ". " + STAR + ".", style="dim")]
     return Group(*shown, Text(""), *(Text(line) for line in summary(results)))
@@ -132,8 +128,24 @@ def text(results: Results, digits: int = 1) -> str:
     return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
 
 
+Written = Callable[[Row, Column], str]
+
+
+def by_data(results: Results) -> list[list[Column]]:
+    """A block of columns for each data set."""
+    found: dict[str, list[Column]] = {}
+    for column in results.columns:
+        found.setdefault(column.parts[0], []).append(column)
+    return list(found.values())
+
+
+def rows_of(block: Sequence[Column], results: Results, cells: Container[tuple[Row, Column]]) -> list[Row]:
+    """The rows that have anything in a block."""
+    return [row for row in results.rows if any((row, column) in cells for column in block)]
+
+
 def markdown(results: Results, digits: int = 1) -> str:
-    """Tables of GitHub's Markdown."""
+    """Tables of GitHub's Markdown, one for each data set."""
 
     def cell(row: Row, column: Column) -> str:
         found = results.cells.get((row, column))
@@ -142,17 +154,23 @@ def markdown(results: Results, digits: int = 1) -> str:
         paper = found.published if found else None
         return value if paper is None else f"{value} ({results.metric.write(paper, digits)})"
 
-    def grid(rows: Sequence[Row], of: Callable[[Row, Column], str]) -> list[str]:
-        heads = ["method", *(", ".join(heading(column, results.columns)) for column in results.columns)]
+    def grid(block: Sequence[Column], rows: Sequence[Row], of: Written) -> list[str]:
+        heads = ["method", *(", ".join(heading(column, block)) for column in block)]
         lines = [heads, ["---"] * len(heads)]
-        lines += [[row.label, *(of(row, column) for column in results.columns)] for row in rows]
-        return ["| " + " | ".join(map(_markdown_escaped, line)) + " |" for line in lines]
+        lines += [[row.label, *(of(row, column) for column in block)] for row in rows]
+        return ["", *("| " + " | ".join(map(_markdown_escaped, line)) + " |" for line in lines), ""]
 
-    lines = [f"**{_markdown_escaped(title(results.columns))}**", "", *grid(results.rows, cell), ""]
+    lines = []
+    for block in by_data(results):
+        lines += [f"**{_markdown_escaped(title(block))}**", *grid(block, rows_of(block, results, results.cells), cell)]
     lines += [*notes(results, ("bold", "underlined"), SOURCE), ""]
     if results.ours is not None and results.differences:
-        lines += grid(others(results), lambda row, column: points(results.differences.get((row, column)), digits))
-        lines += ["", HEAD.format(ours=results.ours.label) + ". " + STAR.replace("*", "\\*", 1) + ".", ""]
+        for block in by_data(results):
+            rows = rows_of(block, results, results.differences)
+            name = f"{results.ours.label} minus …, in points: {title(block)}"
+            lines += [f"**{_markdown_escaped(name)}**"]
+            lines += grid(block, rows, lambda row, column: points(results.differences.get((row, column)), digits))
+        lines += [HEAD.format(ours=results.ours.label) + ". " + STAR.replace("*", "\\*", 1) + ".", ""]
     return "\n".join([*lines, *(f"- {line}" for line in summary(results))]) + "\n"
 
 
@@ -161,7 +179,7 @@ def _markdown_escaped(words: str) -> str:
 
 
 def latex(results: Results, digits: int = 1) -> str:
-    """A ``table`` environment for booktabs, with a second tabular for the differences."""
+    """A ``table`` environment for booktabs: a tabular for each data set, then one each for the differences."""
 
     def cell(row: Row, column: Column) -> str:
         found = results.cells.get((row, column))
@@ -170,25 +188,34 @@ def latex(results: Results, digits: int = 1) -> str:
         paper = found.published if found else None
         return value if paper is None else f"{value} ({results.metric.write(paper, digits)})"
 
-    def tabular(rows: Sequence[Row], of: Callable[[Row, Column], str]) -> list[str]:
-        heads = ["method", *(", ".join(heading(column, results.columns)) for column in results.columns)]
-        return [
-            f"\\begin{{tabular}}{{l{'r' * len(results.columns)}}}",
-            "\\toprule",
-            " & ".join(map(_tex, heads)) + " \\\\",
-            "\\midrule",
-            *(" & ".join([_tex(row.label), *(of(row, c) for c in results.columns)]) + " \\\\" for row in rows),
-            "\\bottomrule",
-            "\\end{tabular}",
-        ]
+    def apart(row: Row, column: Column) -> str:
+        return _tex(points(results.differences.get((row, column)), digits))
 
-    caption = [title(results.columns) + ".", *notes(results, ("Bold", "underlined"), SOURCE)]
-    lines = ["% needs \\usepackage{booktabs}", "\\begin{table}", "\\centering", *tabular(results.rows, cell)]
+    parts = [_tabular(block, rows_of(block, results, results.cells), cell, title(block)) for block in by_data(results)]
+    caption = notes(results, ("Bold", "underlined"), SOURCE)
     if results.ours is not None and results.differences:
-        lines += ["", "\\medskip"]
-        lines += tabular(others(results), lambda row, c: _tex(points(results.differences.get((row, c)), digits)))
+        for block in by_data(results):
+            name = f"{results.ours.label} minus …: {title(block)}"
+            parts.append(_tabular(block, rows_of(block, results, results.differences), apart, name))
         caption += ["Below, " + HEAD.format(ours=results.ours.label) + ";", STAR + "."]
+    body = "\n\n\\medskip\n".join(parts)
+    lines = ["% needs \\usepackage{booktabs}", "\\begin{table}", "\\centering", body]
     return "\n".join([*lines, f"\\caption{{{_tex(' '.join(caption))}}}", "\\end{table}"]) + "\n"
+
+
+def _tabular(block: Sequence[Column], rows: Sequence[Row], of: Written, name: str) -> str:
+    heads = ["method", *(", ".join(heading(column, block)) for column in block)]
+    lines = [
+        f"\\begin{{tabular}}{{l{'r' * len(block)}}}",
+        f"\\multicolumn{{{len(block) + 1}}}{{l}}{{{_tex(name)}}} \\\\",
+        "\\toprule",
+        " & ".join(map(_tex, heads)) + " \\\\",
+        "\\midrule",
+        *(" & ".join([_tex(row.label), *(of(row, column) for column in block)]) + " \\\\" for row in rows),
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    return "\n".join(lines)
 
 
 TEX = {
@@ -200,28 +227,6 @@ TEX = {
 
 def _tex(words: str) -> str:
     return "".join(TEX.get(letter, letter) for letter in words)
-
-
-def as_csv(results: Results, digits: int = 1) -> str:
-    """One line for each method and federation, all digits."""
-    stream = io.StringIO()
-    heads = "method,settings,data,data_sha256,partition,n_clients,alpha,metric,n_seeds,seeds,mean,std,place,paper"
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*heads.split(","), "difference", "low", "high", "p", "p_holm", "seeds_compared"])
-    for row in results.rows:
-        for column in results.columns:
-            cell, apart = results.cells.get((row, column)), results.differences.get((row, column))
-            if cell is None:
-                continue
-            first = results.sheet.cells[row, column][0]
-            seeds = " ".join(map(str, cell.seeds))
-            line: list[Any] = [row.method, json.dumps(first.settings), column.data, first.data_sha256, column.partition]
-            line += [column.n_clients, column.alpha, results.metric.name, len(cell.seeds), seeds]
-            line += [cell.mean, cell.std, cell.place or None, cell.published]
-            if apart is not None:
-                line += [apart.value, apart.low, apart.high, apart.p, apart.p_holm, apart.n_seeds]
-            writer.writerow(line + [None] * (len(heads.split(",")) + 6 - len(line)))
-    return stream.getvalue()
 
 
 FORMATS: dict[str, Callable[[Results, int], str]] = {

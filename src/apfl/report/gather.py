@@ -29,6 +29,7 @@ class Column:
     n_clients: int
     alpha: float | None
     data: str
+    all_measured: bool = True  # every client that trains, as usual
 
     @property
     def label(self) -> str:
@@ -91,7 +92,7 @@ def read(paths: Iterable[Path]) -> list[Record]:
 
 def gather(records: Iterable[Record]) -> Sheet:
     """Sort records into rows and columns."""
-    known = list({(record.run, tuple(record.client_accuracies)): record for record in records}.values())
+    known = list({(*_run(record), tuple(record.client_accuracies)): record for record in records}.values())
     _refuse_contradictions(known)
     columns = _columns(known)
     rows = _rows(known)
@@ -105,13 +106,18 @@ def gather(records: Iterable[Record]) -> Sheet:
 def _refuse_contradictions(records: Sequence[Record]) -> None:
     seen: dict[tuple[Any, ...], Record] = {}
     for record in records:
-        other = seen.setdefault((record.method, _settings(record), _federation(record), record.seed), record)
+        other = seen.setdefault(_run(record), record)
         if other is not record:
             raise InputError(
                 f"two results of one run, {record.method} with seed {record.seed} on {record.data}: "
                 f"{other.accuracy_client_mean:.4f} (on {other.device}) and {record.accuracy_client_mean:.4f} "
                 f"(on {record.device}); give the file of one of them"
             )
+
+
+def _run(record: Record) -> tuple[Any, ...]:
+    """Equal for two records of the same cell, whichever version wrote them."""
+    return record.method, _settings(record), _federation(record), record.seed
 
 
 def _told(record: Record) -> dict[str, Any]:
@@ -147,6 +153,7 @@ def _columns(records: Sequence[Record]) -> dict[str, Column]:
             by_key[key].n_clients,
             by_key[key].alpha,
             by_key[key].data,
+            not _protocol(by_key[key])["unseen_clients"] and _protocol(by_key[key])["reshuffle"] is None,
         )
         for parts, keys in alike.items()
         for key in keys
@@ -155,7 +162,10 @@ def _columns(records: Sequence[Record]) -> dict[str, Column]:
 
 def _parts(record: Record) -> tuple[str, ...]:
     how = record.partition if record.alpha is None else f"alpha {record.alpha:g}"
-    return Path(record.data).name.removesuffix(".npz"), f"{record.n_clients} clients", how
+    protocol = _protocol(record)
+    special = [f"{protocol['unseen_clients']} unseen in training"] if protocol["unseen_clients"] else []
+    special += [] if protocol["reshuffle"] is None else [f"reshuffle {protocol['reshuffle']}, first client only"]
+    return Path(record.data).name.removesuffix(".npz"), f"{record.n_clients} clients", how, *special
 
 
 def _told_apart(record: Record, alike: Sequence[Record]) -> list[str]:

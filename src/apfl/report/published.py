@@ -31,7 +31,7 @@ def published(row: Row, column: Column) -> float | None:
     """
     tables = _tables()
     dataset = next((name for name, spelt in NAMES.items() if re.search(spelt, column.data.lower())), None)
-    known = column.partition == "dirichlet" and column.n_clients in tables["clients"]
+    known = column.partition == "dirichlet" and column.all_measured and column.n_clients in tables["clients"]
     if dataset is None or not known or column.alpha not in tables["alphas"]:
         return None
     alpha = tables["alphas"].index(column.alpha)

@@ -27,10 +27,22 @@ def summary(results: Results) -> list[str]:
     ahead = sum(margin > 0 for margin in margins)
     mean = 100 * sum(margins) / len(margins)
     first = (
-        f"{ours.label} is ahead of the best other method in {ahead} of {len(margins)} federations; "
-        f"on average over all of them it is {abs(mean):.1f} points {'ahead' if mean >= 0 else 'BEHIND'}."
+        f"{ours.label} is ahead of the best of the others in {ahead} of {len(margins)} federations; "
+        f"on average over all of them it is {abs(mean):.1f} points {'ahead' if mean >= 0 else 'BEHIND'}. "
+        f"{_how_many(results, ours)}."
     )
     return [first, *told]
+
+
+def _how_many(results: Results, ours: Row) -> str:
+    """How many others there are to be ahead of."""
+    here = [
+        sum((row, c) in results.cells for row in results.rows) - 1
+        for c in results.columns
+        if (ours, c) in results.cells
+    ]
+    few, many = min(here), max(here)
+    return f"There are {few} others in each" if few == many else f"There are {few} to {many} others in each"
 
 
 def _sign(results: Results) -> int:
@@ -61,7 +73,9 @@ def _standing(results: Results, ours: Row, column: Column) -> str | None:
             f"Holm {p_text(difference.p_holm)}: {verdict}{common}"
         )
     about = f"{where}; {_seeds(len(own.seeds))}{how_sure}"
-    return f"{column.label}: {ours.label} is {standing} the best other method ({about})."
+    n = sum((row, column) in results.cells for row in results.rows) - 1
+    rivals = "the only other method" if n == 1 else f"the best of {n} others"
+    return f"{column.label}: {ours.label} is {standing} {rivals} ({about})."
 
 
 def _leader(results: Results, column: Column) -> str:
