@@ -63,6 +63,8 @@ def claim(folder: Path, plan: Plan, keys: Sequence[str]) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise InputError(f"another apfl bench is at work in {folder}; wait for it, or choose another") from None
+        for left_over in folder.glob("*/.*.tmp"):  # of a process that was killed while it wrote
+            left_over.unlink(missing_ok=True)
         with replacing(folder / "plan.toml") as temporary:
             temporary.write_text(to_toml(plan))
         yield
