@@ -282,7 +282,8 @@ def test_latex_is_whole_and_escaped():
     tabulars = re.findall(r"\\begin\{tabular\}\{l(r+)\}(.*?)\\end\{tabular\}", source, re.DOTALL)
     assert len(tabulars) == 2
     for columns, body in tabulars:
-        lines = [line for line in body.splitlines() if line.endswith(r"\\")]
+        name, *lines = [line for line in body.splitlines() if line.endswith(r"\\")]
+        assert name.startswith(f"\\multicolumn{{{len(columns) + 1}}}{{l}}")
         assert lines
         assert all(len(re.findall(r"(?<!\\)&", line)) == len(columns) for line in lines)
 
