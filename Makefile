@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check browser bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/apfl run --out runs/demo
@@ -13,6 +13,9 @@ test: $(STAMP)
 
 check: $(STAMP)
 	scripts/check
+
+browser: $(STAMP)
+	$(BIN)/python -m pytest -m browser tests/test_browser.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/foundation.py

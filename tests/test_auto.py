@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 
 import apfl.gcv as gcv_room
 import apfl.memory as memory
+from apfl.data import load_dataset
 from apfl.errors import InputError
 from apfl.exchange import message_bytes
+from apfl.experiment import Protocol, federate, run
 from apfl.federation import Shard
 from apfl.gcv import choose_gamma, feature_energy
 from apfl.leaveout import LeftOut, hat_basis, leverage_sketch, whiten
 from apfl.methods import load_method
+from apfl.oracle import best_on_test, on_test
 from apfl.personal import width_for
 from apfl.ridge import factorise, one_hot, solve, statistics, total
 from apfl.streams import fit_refinement
@@ -294,3 +297,17 @@ def test_left_out_accuracy_is_that_of_the_settings_in_force(scope):
     if scope == "client":  # each picks the best of its own table
         assert own.chosen["left_out_accuracy"] >= all_.chosen["left_out_accuracy"]
     assert 0.5 < own.chosen["left_out_accuracy"] <= 1
+
+
+def test_the_oracle_is_the_best_of_its_grid_and_the_method_reaches_it_with_those_settings():
+    """Its table comes from eigenvectors, the method's models from solving: two routes to the same accuracy."""
+    dataset, protocol = load_dataset("digits"), Protocol(n_clients=5, alpha=0.5)
+    federation = federate(dataset, protocol, seed=0)
+    method = load_method("apfl", d_primary=64)
+    table = on_test(method, federation, seed=0)
+    best = best_on_test(method, federation, seed=0)
+    record, _ = run("apfl", best, federation, dataset, protocol, seed=0)
+    automatic, _ = run("apfl", method, federation, dataset, protocol, seed=0)
+    # One test row in 90 may fall the other way: the table is in float32.
+    assert record.accuracy_client_mean == pytest.approx(float(table.accuracy.max()), abs=0.005)
+    assert record.accuracy_client_mean >= automatic.accuracy_client_mean - 0.005

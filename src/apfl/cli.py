@@ -1,4 +1,4 @@
-"""The command line: ``apfl run``, ``features``, ``predict``, ``export``, ``methods``, ``verify``."""
+"""The command line: ``apfl run``, ``bench``, ``rerun``, ``features``, ``predict``, ``export``, ``methods`` ..."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from apfl.cli_bench import bench, rerun
 from apfl.cli_features import (
     BackboneOption,
     BackboneRevisionOption,
@@ -32,6 +32,8 @@ from apfl.cli_features import (
     features,
     load_data,
 )
+from apfl.cli_options import device_of, seeds_of
+from apfl.cli_report import plot, report, table, track
 from apfl.container import read, replacing, write
 from apfl.data import load_dataset
 from apfl.data.features import array_names, load_unlabelled
@@ -134,8 +136,8 @@ def run(
         clients, alpha, partition, client_column, test_column, group_column, test_fraction, minimum, classes_per_client
     )
     chosen = _methods(methods, settings or [])
-    seed_list = _seeds(seeds)
-    where = _device(device)
+    seed_list = seeds_of(seeds)
+    where = device_of(device)
     dataset = load_data(
         data, backbone, pooling=pooling, revision=revision, backbone_revision=backbone_revision, splits=splits,
         image_column=image_column, label_column=label_column, feature_column=feature_column,
@@ -175,6 +177,8 @@ def run(
 
 
 app.command()(features)
+for command in (bench, rerun, table, plot, report, track):
+    app.command()(command)
 
 
 @app.command()
@@ -372,29 +376,6 @@ def _methods(names: str, assignments: Sequence[str]) -> dict[str, Method]:
             raise InputError(f"--set {assignment!r} is for {method}, which is not run; add it to --methods")
         settings[method][key] = value
     return {name: load_method(name, **settings[name]) for name in wanted}
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"--seeds {text!r} given; expected whole numbers with commas, for example 0,1,2") from None
-    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise InputError(f"--seeds {text!r} given; they must be 0 or more and differ from each other")
-    return seeds
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or not (index == "" or index.isdigit()):
-        raise InputError(f"--device {name} given; allowed are auto, cpu, cuda and cuda:N (float64 is needed)")
-    if kind == "cuda" and (not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()):
-        raise InputError(
-            f"--device {name} given, but torch sees {torch.cuda.device_count()} GPUs here; use --device cpu"
-        )
-    return torch.device(name)
 
 
 def _check_folder(

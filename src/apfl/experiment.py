@@ -6,8 +6,8 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,55 +18,11 @@ import torch
 from apfl.checkpoint import Checkpoint, load, save
 from apfl.container import replacing, write
 from apfl.errors import InputError
-from apfl.federation import Dataset, Federation, Method, Model, Round, Shard
-from apfl.measure import Record, client_accuracies, metrics
-from apfl.partition import load_partition, split
+from apfl.federation import Dataset, Federation, Method, Model, Round
+from apfl.measure import Record, class_counts, client_accuracies, metrics, primary_accuracies
+from apfl.protocol import Protocol, apart, federate
 
 __all__ = ["Protocol", "federate", "keep_record", "read_records", "run", "save_models", "versions"]
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """How rows become a federation: who gets which, and which of them are for testing."""
-
-    partition: str = "dirichlet"
-    n_clients: int | None = 10
-    alpha: float = 0.1
-    minimum: int | None = None
-    classes_per_client: int = 2
-    test_fraction: float = 0.25
-    client_column: str | None = None  # clients (partition given) or domains (partition domains)
-    test_column: str | None = None  # true where a row is for testing
-    group_column: str | None = None  # rows that must stay together
-
-
-def federate(dataset: Dataset, protocol: Protocol, seed: int) -> Federation:
-    """Deal the rows of ``dataset`` out to clients and split each client's rows; all randomness from ``seed``."""
-    rng = np.random.default_rng(seed)
-    labels = dataset.labels.numpy()
-    parts = load_partition(protocol.partition).partition(
-        labels, protocol.n_clients, rng, **_partition_options(dataset, protocol)
-    )
-    groups = _codes(dataset, protocol.group_column)
-    in_test = None if protocol.test_column is None else _flags(dataset, protocol.test_column)
-    train: list[Shard] = []
-    test: list[Shard] = []
-    for rows in parts:
-        if in_test is None:
-            own_groups = None if groups is None else groups[rows]
-            halves = split(rows, rng, test_fraction=protocol.test_fraction, groups=own_groups)
-        else:
-            halves = rows[~in_test[rows]], rows[in_test[rows]]
-        for shards, half in zip((train, test), halves, strict=True):
-            own = torch.from_numpy(half)
-            shards.append(
-                Shard(
-                    dataset.features[own],
-                    dataset.labels[own],
-                    None if groups is None else torch.from_numpy(groups[half]),
-                )
-            )
-    return Federation(train, test, dataset.class_names, _client_names(dataset, protocol, len(parts)))
 
 
 def run(
@@ -79,12 +35,19 @@ def run(
     *,
     on_round: Callable[[Round], None] | None = None,
     checkpoint: Path | None = None,
+    checkpoint_seconds: float = 60,
 ) -> tuple[Record, Sequence[Model]]:
     """Train and measure one method. ``seconds`` counts training alone; the last round is what is measured.
 
-    With ``checkpoint`` a run of many rounds that is stopped leaves that file, and the next one goes on from it.
+    With ``checkpoint`` a run of many rounds that is stopped leaves that file, and the next one goes on from it; a
+    killed one goes on from what it last wrote, at most ``checkpoint_seconds`` before. Where the protocol has clients
+    unseen in training, models and metrics are theirs alone.
     """
-    last, seconds, curve = _train(name, method, federation, dataset, protocol, seed, on_round, checkpoint)
+    trained, late = apart(federation, protocol, seed)
+    measured = trained if late is None else late
+    what = [name, seed, dataset.sha256, asdict(protocol), asdict(method)]  # type: ignore[call-overload]
+    last, seconds, curve = _train(name, method, trained, late, seed, what, on_round, checkpoint, checkpoint_seconds)
+    models = last.models if late is None else _admitted(name, last, late)
     uses_alpha = protocol.partition.startswith("dirichlet")
     record = Record(
         method=name,
@@ -96,35 +59,40 @@ def run(
         alpha=protocol.alpha if uses_alpha else None,
         settings=asdict(method),  # type: ignore[call-overload]
         protocol=asdict(protocol),
-        **metrics(last.models, federation.test, federation.n_classes),
-        client_names=list(federation.names),
-        n_train=[len(shard) for shard in federation.train],
-        n_test=[len(shard) for shard in federation.test],
+        **metrics(models, measured.test, measured.n_classes),
+        client_names=list(measured.names),
+        n_train=[len(shard) for shard in measured.train],
+        n_test=[len(shard) for shard in measured.test],
         rounds=last.index,
         bytes_up=last.bytes_up,
         bytes_down=last.bytes_down,
         seconds=seconds,
         device=str(federation.train[0].features.device),
+        threads=torch.get_num_threads(),
         versions=versions(),
+        class_names=list(federation.class_names),
+        class_counts=class_counts(measured.train, measured.n_classes),
+        primary_accuracies=primary_accuracies(models, measured.test),
         chosen=dict(last.chosen),
         provenance=dict(dataset.provenance),
         curve=curve,
+        first_client_scores=_norm_of_scores(models, measured) if protocol.reshuffle is not None else None,
     )
-    return record, last.models
+    return record, models
 
 
 def _train(
     name: str,
     method: Method,
     federation: Federation,
-    dataset: Dataset,
-    protocol: Protocol,
+    late: Federation | None,
     seed: int,
+    what: Sequence[Any],
     on_round: Callable[[Round], None] | None,
     checkpoint: Path | None,
+    checkpoint_seconds: float,
 ) -> tuple[Round, float, list[list[float]]]:
-    """The last round, the seconds it took to get there, and the curve."""
-    what = [name, seed, dataset.sha256, asdict(protocol), asdict(method)]  # type: ignore[call-overload]
+    """The last round, the seconds it took to get there, and the curve; ``what`` says of which run a checkpoint is."""
     found = None if checkpoint is None else load(checkpoint, what)
     seconds, curve = (0.0, []) if found is None else (found.seconds, found.curve)
     resume: dict[str, Any] = {} if found is None else {"resume": found.state}
@@ -145,13 +113,13 @@ def _train(
             if current is None:
                 break
             seconds += time.perf_counter() - start
-            accuracies = [each for each in client_accuracies(current.models, federation.test) if each is not None]
-            mean = float(np.mean(accuracies)) if accuracies else 0.0  # metrics() refuses a run without test rows
-            curve.append([seconds, float(current.bytes_up + current.bytes_down), mean])
+            curve.append(
+                [seconds, float(current.bytes_up + current.bytes_down), _accuracy(name, current, federation, late)]
+            )
             reached = (current, seconds, len(curve) - 1)
             if on_round is not None:
                 on_round(current)
-            if time.monotonic() - written > 60:
+            if time.monotonic() - written > checkpoint_seconds:
                 keep()
                 written = time.monotonic()
     except (KeyboardInterrupt, SystemExit):
@@ -160,6 +128,27 @@ def _train(
     if reached is None:
         raise InputError(f"method {name} yielded no round")
     return reached[0], seconds, curve
+
+
+def _accuracy(name: str, current: Round, federation: Federation, late: Federation | None) -> float:
+    """A point of the curve. The record's accuracies are those of `metrics`, which refuses a run without test rows."""
+    models, tests = (current.models, federation.test) if late is None else (_admitted(name, current, late), late.test)
+    accuracies = [each for each in client_accuracies(models, tests) if each is not None]
+    return float(np.mean(accuracies)) if accuracies else 0.0
+
+
+def _admitted(name: str, current: Round, late: Federation) -> Sequence[Model]:
+    """The models of clients that took no part in training."""
+    if current.admit is not None:
+        return current.admit(late.train)
+    if any(model is not current.models[0] for model in current.models):
+        raise InputError(f"method {name} has no model for clients unseen in training; leave it out")
+    return [current.models[0]] * len(late.train)
+
+
+def _norm_of_scores(models: Sequence[Model], federation: Federation) -> float:
+    """Of the first client on its own test rows: stays the same while its model does, to rounding."""
+    return float(models[0].scores(federation.test[0].features).double().norm())
 
 
 def save_models(models: Sequence[Model], folder: Path, class_names: Iterable[str]) -> None:
@@ -189,13 +178,22 @@ def save_models(models: Sequence[Model], folder: Path, class_names: Iterable[str
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a ``records.jsonl``, in order; none if there is no such file."""
-    if not path.exists():
-        return []
+    """The records of a ``.jsonl``, of one ``.json``, or of a folder, in order; none if there is no such file.
+
+    A folder is searched, with those in it, for ``records.jsonl`` (`apfl run`) and ``cells/*.json`` (`apfl bench`).
+    """
     try:
-        return [Record.from_json(line) for line in path.read_text().splitlines() if line.strip()]
+        if path.is_dir():
+            files = sorted([*path.rglob("records.jsonl"), *path.rglob("cells/*.json")])
+            return [record for file in files for record in read_records(file)]
+        if not path.exists():
+            return []
+        lines = [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines()
+        return [Record.from_json(line) for line in lines if line.strip()]
     except (OSError, UnicodeDecodeError, InputError) as error:
-        raise InputError(f"{path} cannot be read as records ({error}); choose another folder with --out") from error
+        raise InputError(
+            f"{path} cannot be read as records ({error}); give a file or folder that apfl wrote"
+        ) from error
 
 
 def keep_record(record: Record, path: Path) -> None:
@@ -228,39 +226,3 @@ def _git_commit() -> str | None:
         return described.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _partition_options(dataset: Dataset, protocol: Protocol) -> Mapping[str, Any]:
-    """The keyword arguments of the recipe."""
-    if protocol.partition in ("dirichlet", "dirichlet_plain"):
-        return {"alpha": protocol.alpha, "minimum": protocol.minimum}
-    if protocol.partition == "classes":
-        return {"classes_per_client": protocol.classes_per_client}
-    if protocol.partition in ("domains", "given"):
-        if protocol.client_column is None:
-            raise InputError(f"partition '{protocol.partition}' needs a column: name it with --client-column")
-        column = dataset.column(protocol.client_column)
-        return {"domains" if protocol.partition == "domains" else "column": column}
-    return {}
-
-
-def _client_names(dataset: Dataset, protocol: Protocol, n_clients: int) -> list[str]:
-    if protocol.partition == "given" and protocol.client_column is not None:
-        return [str(name) for name in np.unique(dataset.column(protocol.client_column))]
-    return [str(k) for k in range(n_clients)]
-
-
-def _flags(dataset: Dataset, name: str) -> np.ndarray:
-    column = dataset.column(name)
-    if column.dtype.kind == "U" and np.isin(column, ("train", "test")).all():
-        return np.asarray(column == "test")
-    if not np.isin(column, (0, 1)).all():
-        raise InputError(
-            f"column '{name}' of {dataset.name} must be true or false, or 'train' or 'test', in every row "
-            "to say which are for testing"
-        )
-    return column.astype(bool)
-
-
-def _codes(dataset: Dataset, name: str | None) -> np.ndarray | None:
-    return None if name is None else np.unique(dataset.column(name), return_inverse=True)[1]

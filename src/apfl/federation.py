@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -125,6 +125,9 @@ class Round:
     bytes_down: int = 0
     chosen: Mapping[str, Any] = field(default_factory=dict)  # what the method settled by itself
     state: Mapping[str, Tensor] | None = None  # enough to go on from here, where a method can
+    # Models of clients that come after training, from their own training rows. Without it a later client can only be
+    # given the shared model, where there is one.
+    admit: Callable[[Sequence[Shard]], Sequence[Model]] | None = None
 
 
 class Method(Protocol):

@@ -10,17 +10,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from scipy.stats import rankdata
 
 from apfl.errors import InputError
 from apfl.federation import Model, Shard
+from apfl.streams import DualStream
 
-__all__ = ["Record", "client_accuracies", "metrics"]
+__all__ = ["Record", "class_counts", "client_accuracies", "metrics", "primary_accuracies"]
 
 
 def client_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[float | None]:
@@ -29,6 +32,21 @@ def client_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[f
     hits = [(model.scores(test.features).argmax(1) == test.labels).double().mean() for model, test in pairs]
     known = iter(torch.stack(hits).tolist() if hits else [])  # one wait for the device, not one for each client
     return [next(known) if len(test) else None for test in tests]
+
+
+def primary_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[float | None]:
+    """Accuracy of the shared primary stream alone on each client's test rows; empty for models that have no other."""
+    shared = [
+        replace(model, refinement_map=None, refinement=None, balance=0.0, prior=None)
+        for model in models
+        if isinstance(model, DualStream) and (model.refinement is not None or model.prior is not None)
+    ]
+    return client_accuracies(shared, tests) if shared and len(shared) == len(models) else []
+
+
+def class_counts(shards: Sequence[Shard], n_classes: int) -> list[list[int]]:
+    """How many rows of each class every client has, (clients, classes)."""
+    return [torch.bincount(shard.labels, minlength=n_classes).tolist() for shard in shards]
 
 
 def metrics(models: Sequence[Model], tests: Sequence[Shard], n_classes: int) -> dict[str, Any]:
@@ -121,20 +139,27 @@ class Record:
     seconds: float  # training alone, from features in memory to models in memory
     device: str
     versions: Mapping[str, str | None]
+    class_names: Sequence[str] = ()
+    class_counts: Sequence[Sequence[int]] = ()  # training rows of the measured clients, (clients, classes)
+    primary_accuracies: Sequence[float | None] = ()  # of the shared stream alone, where a model has another one too
     chosen: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
     curve: Sequence[Sequence[float]] = ()  # after each round: seconds, bytes both ways, accuracy_client_mean
+    threads: int | None = None  # of torch and BLAS; another number may round differently
+    source: Mapping[str, Any] = field(default_factory=dict)  # what --data and its options were
+    tuning: Mapping[str, Any] = field(default_factory=dict)  # how the settings were chosen, where they were: the grid
+    first_client_scores: float | None = None  # with reshuffle: the norm of its scores, the same while its model is
 
     def to_json(self) -> str:
         """One line of ``records.jsonl``."""
-        return json.dumps(asdict(self), allow_nan=False)
+        return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
 
     @staticmethod
     def from_json(line: str) -> Record:
         """The record of one line."""
         try:
-            return Record(**json.loads(line))
-        except (json.JSONDecodeError, TypeError) as error:
+            return _typed().validate_python(asdict(Record(**json.loads(line))))
+        except (ValueError, TypeError) as error:  # ValueError: JSON's and pydantic's
             raise InputError(f"not a record: {error}") from error
 
     @property
@@ -142,3 +167,8 @@ class Record:
         """What was run, without what came out: equal for two records of the same cell."""
         setting = (self.data, self.data_sha256, self.partition, self.n_clients, self.alpha)
         return (*setting, json.dumps([self.settings, self.protocol], sort_keys=True), self.method, self.seed)
+
+
+@cache
+def _typed() -> TypeAdapter[Record]:
+    return TypeAdapter(Record)

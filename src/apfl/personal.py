@@ -68,7 +68,7 @@ class Primary:
     weights: Tensor  # G (d_P, c)
     factor: Tensor  # L of Phi'Phi + gamma I
     gamma: float
-    path: dict[str, list[float]] | None  # the curve gamma was chosen on
+    path: dict[str, list[float | None]] | None  # the curve gamma was chosen on; None where it is not finite
     stats: Statistics
 
 
@@ -98,11 +98,14 @@ def solve_primary(stats: Statistics, gamma: float | Auto) -> Primary:
     used = float(gamma) if path is None else path.chosen
     factor = factorise(stats, used)
     weights = torch.cholesky_solve(stats.crosscorrelation, factor).contiguous()
-    curve = None
+    curve: dict[str, list[float | None]] | None = None
     if path is not None:
-        known = [point for point in zip(path.gammas, path.scores, strict=True) if math.isfinite(point[1])]
-        curve = {"gamma": [gamma for gamma, _ in known], "gcv": [score for _, score in known]}
+        curve = {"gamma": [*path.gammas], "gcv": [_finite(score) for score in path.scores]}
     return Primary(weights, factor, used, curve, stats)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON knows no infinity
 
 
 def left_out_rows(rows: Rows, primary: Primary, kind: Refinement, sketch: Tensor | None) -> LeftOut:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,13 +42,16 @@ class Tuned:
     results: Sequence[dict[str, Any]]  # the settings of each point with its "accuracy_client_mean"
 
 
-def grid(method: Method) -> list[dict[str, Any]]:
-    """The points to try; none for a method that has nothing to tune."""
+def grid(method: Method, axes: Mapping[str, Sequence[Any]] | None = None) -> list[dict[str, Any]]:
+    """The points to try: of ``axes``, or of the method's own grid; none for a method that has nothing to tune."""
+    axes = _axes(method) if axes is None else axes
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())] if axes else []
+
+
+def _axes(method: Method) -> Mapping[str, Sequence[Any]]:
+    """The method's own grid, and the normalisations."""
     own = getattr(method, "grid", None)
-    if own is None:
-        return []
-    axes = {"normalise": NORMALISE, **own}
-    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    return {} if own is None else {"normalise": NORMALISE, **own}
 
 
 def hold_out(clients: Sequence[Shard], seed: int) -> tuple[list[Shard], list[Shard]]:
@@ -67,9 +70,15 @@ def hold_out(clients: Sequence[Shard], seed: int) -> tuple[list[Shard], list[Sha
     return fit, validation
 
 
-def tune(method: Method, clients: Sequence[Shard], n_classes: int, seed: int) -> Tuned:
-    """Try the method's grid on a held-out part of the clients' training rows; ties go to the first point."""
-    points = grid(method)
+def tune(
+    method: Method,
+    clients: Sequence[Shard],
+    n_classes: int,
+    seed: int,
+    axes: Mapping[str, Sequence[Any]] | None = None,
+) -> Tuned:
+    """Try a grid on a held-out part of the clients' training rows; ties go to the first point."""
+    points = grid(method, axes)
     if not points:
         return Tuned(method, [])
     fit, validation = hold_out(clients, seed)
@@ -83,9 +92,17 @@ def tune(method: Method, clients: Sequence[Shard], n_classes: int, seed: int) ->
 
 
 def tune_once(
-    path: Path, name: str, method: Method, clients: Sequence[Shard], n_classes: int, seed: int, run: Any = None
+    path: Path,
+    name: str,
+    method: Method,
+    clients: Sequence[Shard],
+    n_classes: int,
+    seed: int,
+    run: Any = None,
+    axes: Mapping[str, Sequence[Any]] | None = None,
 ) -> Tuned:
     """`tune`, unless ``path`` (JSON lines) has the result already; ``run`` says on what data. New results are added."""
+    axes = _axes(method) if axes is None else axes
     what = json.loads(json.dumps([name, asdict(method), seed, run]))  # type: ignore[call-overload]
     lines = path.read_text().splitlines() if path.exists() else []
     for line in lines:
@@ -98,9 +115,9 @@ def tune_once(
             ) from error
         if same:
             return Tuned(replace(method, **chosen_before), results)  # type: ignore[type-var]
-    tuned = tune(method, clients, n_classes, seed)
-    if tuned.results:
-        chosen = {key: getattr(tuned.method, key) for key in grid(method)[0]}
+    tuned = tune(method, clients, n_classes, seed, axes)
+    chosen = {key: getattr(tuned.method, key) for key in axes}
+    if chosen:
         found = {"method": name, "chosen": chosen, "results": tuned.results, "run": what}
         with replacing(path) as temporary:
             temporary.write_text("".join(f"{line}\n" for line in [*lines, json.dumps(found)]))
@@ -113,9 +130,8 @@ def _trained(
     """The final models of every candidate."""
     if isinstance(candidates[0], Training):
         short = [replace(each, n_rounds=min(each.n_rounds, ROUNDS)) for each in candidates]
-        for how in NORMALISE:  # a stack shares its features
-            alike = [each for each in short if each.normalise == how]
-            yield from (each.models for each in _last(stacked_rounds(alike, clients, n_classes, seed)))
+        for _, alike in groupby(short, key=lambda each: str(each.normalise)):  # a stack shares its features
+            yield from (each.models for each in _last(stacked_rounds(list(alike), clients, n_classes, seed)))
     else:
         for each in candidates:
             yield _last(each.rounds(clients, n_classes, seed)).models

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from apfl.data import arrays, digits, features, folder, hub, vectors
+from apfl.data import arrays, digits, features, folder, hub, pfllib, vectors
 from apfl.data.samples import Samples
 from apfl.errors import InputError
 from apfl.federation import Dataset
@@ -16,8 +16,8 @@ from apfl.federation import Dataset
 __all__ = ["Samples", "load_dataset", "open_source"]
 
 ALLOWED = (
-    f"'digits', {', '.join(map(repr, hub.PRESETS))}, owner/name on the Hub, a folder of images or of a saved dataset, "
-    "or a file .npz, .npy, .csv or .parquet"
+    f"'digits', {', '.join(map(repr, hub.PRESETS))}, owner/name on the Hub, a folder of images, of a saved dataset or "
+    "of PFLlib, or a file .npz, .npy, .csv or .parquet"
 )
 
 
@@ -55,6 +55,8 @@ def _loader(source: str) -> Callable[..., Dataset | Samples]:
     if source in hub.PRESETS:  # a folder of that name is ./cifar100: what lies around must not change what a name means
         return hub.load
     if path.is_dir():
+        if pfllib.is_pfllib(path):
+            return pfllib.load
         return hub.load_saved if hub.is_saved(path) else folder.load
     suffix = path.suffix.lower()
     if suffix in (".npz", ".npy", ".csv", ".parquet"):

@@ -32,7 +32,7 @@ def from_arrays(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
     missing = [name for name in ("features", "labels") if name not in arrays]
     if missing:
         raise InputError(f"{path} has no array '{missing[0]}' (it has: {', '.join(sorted(arrays))})")
-    features = _features(path, arrays.pop("features"), arrays.pop("scale", None))
+    features = checked_features(path, arrays.pop("features"), arrays.pop("scale", None))
     labels, names = coded_labels(path, arrays.pop("labels"), arrays.pop("class_names", None))
     provenance = read_provenance(path, arrays)
     if len(labels) != len(features):
@@ -47,7 +47,7 @@ def load_unlabelled(path: str | Path) -> torch.Tensor:
     arrays = read_arrays(path)
     if "features" not in arrays:
         raise InputError(f"{path} has no array 'features' (it has: {', '.join(sorted(arrays))})")
-    return _features(path, arrays["features"], arrays.get("scale"))
+    return checked_features(path, arrays["features"], arrays.get("scale"))
 
 
 def read_arrays(path: Path, without: Collection[str] = ()) -> dict[str, np.ndarray]:
@@ -63,7 +63,8 @@ def read_arrays(path: Path, without: Collection[str] = ()) -> dict[str, np.ndarr
         ) from error
 
 
-def _features(path: Path, features: np.ndarray, scale: np.ndarray | None) -> torch.Tensor:
+def checked_features(path: Path, features: np.ndarray, scale: np.ndarray | None = None) -> torch.Tensor:
+    """Features as float32, once they are checked."""
     if features.ndim != 2 or features.dtype.kind not in "fiub" or 0 in features.shape:
         raise InputError(
             f"{path}: 'features' is {features.dtype} of shape {features.shape}; expected numbers of shape (n, l)"

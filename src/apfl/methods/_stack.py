@@ -19,6 +19,7 @@ from apfl.errors import InputError
 from apfl.federation import Shard
 from apfl.methods._heads import Batch, Params, Rule, descend, step
 from apfl.methods._primary import moments_bytes, shared_normaliser
+from apfl.normalise import Normaliser
 from apfl.workers import over_clients
 
 BATCHES, SAMPLING, INITIAL, WINDOWS = 1, 2, 3, 4  # what a stream of random numbers is for
@@ -33,10 +34,17 @@ def generator(seed: int, purpose: int, t: int = 0, k: int = 0) -> np.random.Gene
 class Stack:
     """The rows of all clients of a run, and the heads on them; the bytes that its exchanges moved."""
 
-    def __init__(self, points: Sequence[Any], clients: Sequence[Shard], n_classes: int, seed: int) -> None:
+    def __init__(
+        self,
+        points: Sequence[Any],
+        clients: Sequence[Shard],
+        n_classes: int,
+        seed: int,
+        normaliser: Normaliser | None = None,
+    ) -> None:
         first = points[0]
         self.points, self.n_classes, self.seed = points, n_classes, seed
-        self.normaliser = shared_normaliser(first.normalise, clients)
+        self.normaliser = normaliser or shared_normaliser(first.normalise, clients)
         self.order = sorted(range(len(clients)), key=lambda k: -len(clients[k]))  # place in the stack -> client
         for k in self.order:
             _check(clients[k], k, clients[0].features.shape[1], n_classes)

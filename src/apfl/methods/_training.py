@@ -7,7 +7,7 @@ The state is all there is, so a run can stop after any round and go on later fro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
@@ -90,9 +90,20 @@ def stacked_rounds(
                 bytes_up=stack.bytes_up,
                 bytes_down=stack.bytes_down,
                 state=packed,
+                admit=_admission(method, stack, state, t) if len(points) == 1 and set(state) == {"global"} else None,
             )
             for point in range(len(points))
         ]
+
+
+def _admission(method: Training, stack: Stack, state: State, t: int) -> Callable[[Sequence[Shard]], list[LinearHead]]:
+    """For clients that come later: what the method makes of the shared model with their own rows, if anything."""
+
+    def admit(late: Sequence[Shard]) -> list[LinearHead]:
+        own = Stack([method], late, stack.n_classes, stack.seed, stack.normaliser)
+        return _models(own, method.heads(own, state, t), 0)
+
+    return admit
 
 
 @contextmanager

@@ -11,19 +11,21 @@ Exchanges: one of statistics, one of tables of hits (at most 2,000 integers for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
+from apfl.errors import InputError
 from apfl.exchange import message_bytes
 from apfl.federation import Round, Shard
 from apfl.leaveout import Refinement
 from apfl.maps import Activation
 from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser, stream_maps
 from apfl.normalise import Normalise
-from apfl.personal import Auto, Choice, Rows, personalise, solve_primary, width_for
+from apfl.personal import Auto, Choice, Personal, Rows, personalise, solve_primary, width_for
 from apfl.streams import DualStream
 from apfl.tables import Scope, grid
 
@@ -52,6 +54,7 @@ class APFL:
     normalise: Normalise = "root"
 
     personal: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)
@@ -65,19 +68,36 @@ class APFL:
         primary = solve_primary(summed, self.gamma)
         choice = Choice(self.beta, self.balance, self.tau, self.scope, self.refinement, self.smoothing)
 
-        def rows_of(k: int) -> Rows:
-            shard = clients[k]
-            return Rows(phis[k], refinement_map(normalise(shard.features)), shard.labels, shard.groups)
+        def rows_of(shard: Shard, phi: Tensor) -> Rows:
+            return Rows(phi, refinement_map(normalise(shard.features)), shard.labels, shard.groups)
 
-        personal, chosen = personalise(rows_of, len(clients), primary, choice, self.sketch, seed)
-        models = [
-            DualStream(
+        def model(own: Personal) -> DualStream:
+            return DualStream(
                 primary_map, primary.weights, refinement_map, own.refinement, own.balance, normalise, prior=own.prior
             )
-            for own in personal
-        ]
+
+        personal, chosen = personalise(
+            lambda k: rows_of(clients[k], phis[k]), len(clients), primary, choice, self.sketch, seed
+        )
+
+        def admit(late: Sequence[Shard]) -> list[DualStream]:
+            """The federation's settings; the primary has not seen their rows, so their residuals are left-out ones."""
+            beta, balance, tau = self._settled(chosen)
+            given = Choice(beta, balance, tau, refinement="in-sample", smoothing=self.smoothing)
+            phi = [primary_map(normalise(shard.features)) for shard in late]
+            fitted, _ = personalise(lambda k: rows_of(late[k], phi[k]), len(late), primary, given, self.sketch, seed)
+            return [model(own) for own in fitted]
+
+        models = [model(own) for own in personal]
         cost = self._cost(len(clients), summed.width, n_classes, features.shape[1], choice)
-        yield Round(models, chosen=chosen, **cost)  # type: ignore[arg-type]
+        yield Round(models, chosen=chosen, admit=admit, **cost)  # type: ignore[arg-type]
+
+    @staticmethod
+    def _settled(chosen: Mapping[str, Any]) -> tuple[float, float, float]:
+        """beta, balance and tau where all clients have the same."""
+        if "beta" not in chosen:
+            raise InputError("clients differ in their settings, so a later one has none: use scope='federation'")
+        return chosen["beta"], chosen["balance"], chosen["tau"]
 
     def _cost(self, n_clients: int, width: int, n_classes: int, n_features: int, choice: Choice) -> dict[str, int]:
         """Exchanges and bytes: statistics up; primary, sketch and class totals down; tables up; the choice down."""

@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from apfl.exchange import message_bytes, nbytes
 from apfl.federation import Round, Shard
@@ -42,6 +43,7 @@ class APFLPaper:
     normalise: Normalise = "row"
 
     personal: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)
@@ -52,17 +54,21 @@ class APFLPaper:
         phis, summed = mapped_and_summed(clients, n_classes, normalise, primary_map)
         primary = solve(summed, self.gamma)
 
-        def personal(k: int) -> DualStream:
-            psi = refinement_map(normalise(clients[k].features))
-            residual = one_hot(clients[k].labels, n_classes) - phis[k].to(torch.float64) @ primary
+        def personal(shard: Shard, phi: Tensor) -> DualStream:
+            psi = refinement_map(normalise(shard.features))
+            residual = one_hot(shard.labels, n_classes) - phi.to(torch.float64) @ primary
             refinement = fit_refinement(psi, residual, self.beta)
             return DualStream(primary_map, primary, refinement_map, refinement, self.balance, normalise)
 
-        models = over_clients(personal, range(len(clients)), features.device)
+        def admit(late: Sequence[Shard]) -> list[DualStream]:
+            return [personal(shard, primary_map(normalise(shard.features))) for shard in late]
+
+        models = over_clients(lambda k: personal(clients[k], phis[k]), range(len(clients)), features.device)
         prelude = moments_bytes(self.normalise, features.shape[1])
         yield Round(
             models,
             index=2 if prelude else 1,
             bytes_up=len(clients) * (message_bytes(summed.width, n_classes) + prelude),
             bytes_down=len(clients) * (nbytes({"primary": primary}) + prelude),
+            admit=admit,
         )

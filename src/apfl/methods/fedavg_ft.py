@@ -25,6 +25,7 @@ class FedAvgFT(Training):
     finetune_epochs: Annotated[int, Field(ge=0)] = 20
 
     personal: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, Any]] = {"lr": RATES, "finetune_epochs": (3, 20, 100)}
 
     def start(self, stack: Stack) -> State:

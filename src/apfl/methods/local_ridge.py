@@ -28,6 +28,7 @@ class LocalRidge:
     normalise: Normalise = "row"
 
     personal: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         shared_normaliser("none", clients)  # refuses an empty federation
@@ -41,4 +42,7 @@ class LocalRidge:
             weights = fit_refinement(phi, one_hot(shard.labels, n_classes), self.gamma)
             return DualStream(feature_map, weights, normaliser=own)
 
-        yield Round(over_clients(alone, clients, features.device), index=0)
+        def admit(late: Sequence[Shard]) -> list[DualStream]:
+            return [alone(shard) for shard in late]
+
+        yield Round(over_clients(alone, clients, features.device), index=0, admit=admit)

@@ -1,0 +1,141 @@
+"""A plan: what to run, in a TOML file. A list means a sweep; everything is checked before anything runs.
+
+Top-level keys are the fields of `Plan`; ``[protocol]`` those of `Protocol`; ``[methods.NAME]`` the method's settings
+and ``tune``, ``seeds`` and ``oracle``. Several ``[[protocol]]`` or ``[[methods.NAME]]`` are several sweeps.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from apfl.errors import InputError, unknown
+from apfl.methods import method_class
+from apfl.methods._training import Training
+
+__all__ = ["STRICT", "Plan", "Seeds", "read_plan", "tables_of", "to_toml", "validated"]
+
+Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+T = TypeVar("T", bound=BaseModel)
+Tables = dict[str, Any] | list[dict[str, Any]]
+SOURCE = (
+    "data", "backbone", "pooling", "revision", "backbone_revision", "splits",
+    "image_column", "label_column", "feature_column",
+)  # fmt: skip
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Plan(BaseModel):
+    """What a plan says, key by key; the fields are the only home of the defaults."""
+
+    model_config = STRICT
+
+    title: str = ""
+    data: str = "digits"
+    backbone: str | None = None
+    pooling: str | None = None
+    revision: str | None = None
+    backbone_revision: str | None = None
+    splits: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    feature_column: str | None = None
+    seeds: Seeds = [0, 1, 2]
+    threads: Annotated[int, Field(ge=1)] = 1  # of torch and BLAS, for each cell: another number may round differently
+    checkpoint_seconds: Annotated[float, Field(ge=0)] = 60
+    protocol: Tables = Field(default_factory=dict)
+    methods: Annotated[dict[str, Tables], Field(min_length=1)]
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """Where the data come from: what `load_data` is called with."""
+        return {name: getattr(self, name) for name in SOURCE if getattr(self, name) is not None}
+
+
+def read_plan(
+    path: Path,
+    *,
+    source: Mapping[str, Any] | None = None,
+    rounds: int | None = None,
+    only: Sequence[str] | None = None,
+    **overrides: Any,
+) -> Plan:
+    """The plan in a file, with some keys replaced (those that are not None).
+
+    ``source`` replaces all that the plan says about its data, ``rounds`` replaces ``n_rounds`` of the gradient
+    methods, ``only`` names the methods to keep.
+    """
+    try:
+        given = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"cannot read the plan {path}: {error.strerror}; see experiments/ for some") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
+    if source is not None:
+        given = {key: value for key, value in given.items() if key not in SOURCE} | dict(source)
+    given |= {key: value for key, value in overrides.items() if value is not None}
+    plan = validated(Plan, given, "plan")
+    for name in only or ():
+        if name not in plan.methods:
+            raise unknown("method in the plan", name, plan.methods)
+    changes = {} if rounds is None else {"n_rounds": rounds}
+    dropped = () if overrides.get("seeds") is None else ("seeds",)  # those of the command line are for every method
+    kept = {
+        name: _changed(tables, changes if issubclass(method_class(name), Training) else {}, dropped)
+        for name, tables in plan.methods.items()
+        if only is None or name in only
+    }
+    return plan.model_copy(update={"methods": kept})
+
+
+def _changed(tables: Tables, changes: Mapping[str, Any], dropped: Sequence[str]) -> Tables:
+    changed = [{k: v for k, v in table.items() if k not in dropped} | dict(changes) for table in tables_of(tables)]
+    return changed if isinstance(tables, list) else changed[0]
+
+
+def tables_of(given: Tables) -> list[dict[str, Any]]:
+    """One table, or several, as several."""
+    return given if isinstance(given, list) else [given]
+
+
+def validated(model: type[T], given: Mapping[str, Any], where: str) -> T:
+    """The model; the first thing wrong is one line that says what is allowed."""
+    for key in given:
+        if key not in model.model_fields:
+            raise unknown(f"key in {where}", key, model.model_fields)
+    try:
+        return model.model_validate(dict(given))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"] if part in model.model_fields or isinstance(part, int))
+        shown = "" if problem["type"] == "missing" else f" = {problem['input']!r}"
+        raise InputError(f"{where}: {key or 'it'}{shown}: {problem['msg']}") from error
+
+
+def to_toml(plan: Plan) -> str:
+    """The plan as TOML again: what was run, with what the command line replaced."""
+    given = plan.model_dump(exclude_unset=True)
+    nested = {"protocol": given.pop("protocol", {}), "methods": given.pop("methods")}
+    lines = [f"{key} = {_value(value)}" for key, value in given.items() if value is not None]
+    sections = [("protocol", nested["protocol"])]
+    sections += [(f"methods.{name}", tables) for name, tables in nested["methods"].items()]
+    for heading, tables in sections:
+        for table in tables_of(tables):
+            lines += ["", f"[[{heading}]]" if isinstance(tables, list) else f"[{heading}]"]
+            lines += [f"{key} = {_value(value)}" for key, value in table.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_value(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(each) for each in value) + "]"
+    if isinstance(value, bool | str):
+        return json.dumps(value, ensure_ascii=False)  # a JSON string is a TOML string, but for what nobody types
+    return repr(value)

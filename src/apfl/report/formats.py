@@ -1,0 +1,234 @@
+"""The same table for the terminal, Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Container, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from apfl.report.compare import Difference
+from apfl.report.csv_lines import as_csv
+from apfl.report.gather import Column, Row
+from apfl.report.published import SOURCE
+from apfl.report.results import Cell, Results
+from apfl.report.words import notes, summary
+
+__all__ = ["FORMATS", "as_csv", "latex", "markdown", "text", "written"]
+
+NONE = "–"
+HEAD = "difference: {ours} minus the method, in points [95 % interval of a paired bootstrap over clients within seeds]"
+STAR = "*: clear at 5 % after Holm over the methods of a column; without it the order is not settled"
+
+
+def written(cell: Cell | None, results: Results, digits: int, plus: str = "±") -> str:
+    """Mean ± spread, with the number of seeds where it is not the usual one."""
+    if cell is None:
+        return NONE
+    value = results.metric.write(cell.mean, digits)
+    spread = "" if cell.std is None else f" {plus} {results.metric.write(cell.std, digits)}"
+    return value + spread + ("" if cell.seeds == results.usual_seeds else f" n={len(cell.seeds)}")
+
+
+def points(difference: Difference | None, digits: int = 1) -> str:
+    """A difference with its interval, starred where it is clear."""
+    if difference is None:
+        return NONE
+    low, value, high = (f"{100 * x:+.{digits}f}" for x in (difference.low, difference.value, difference.high))
+    return f"{value} [{low}, {high}]" + ("*" if difference.clear else "")
+
+
+def others(results: Results) -> list[Row]:
+    """The rows that ours is compared with."""
+    return [row for row in results.rows if any((row, column) in results.differences for column in results.columns)]
+
+
+def blocks(results: Results, width: int, of: Callable[[Row, Column], str]) -> list[list[Column]]:
+    """Columns in groups of the same data that fit side by side, with ``of`` as their cells."""
+    left = max(width, 60) - max(len(row.label) for row in results.rows) - 4
+    found: list[list[Column]] = []
+    room = 0
+    for column in results.columns:
+        needed = max(len(text) for text in [*column.parts[1:], *(of(row, column) for row in results.rows)]) + 2
+        if not found or needed > room or found[-1][0].parts[0] != column.parts[0]:
+            found.append([])
+            room = left
+        found[-1].append(column)
+        room -= needed
+    return found
+
+
+def heading(column: Column, block: Sequence[Column]) -> list[str]:
+    """The parts of a column's name that are not common to all of a block."""
+    shared = _shared(block)
+    return [part for part in column.parts if part not in shared] or [column.parts[-1]]
+
+
+def title(block: Sequence[Column]) -> str:
+    """The parts common to all columns of a block."""
+    shared = [part for part in block[0].parts if part in _shared(block)]
+    return ", ".join(shared) or f"{len(block)} federations"
+
+
+def _shared(block: Sequence[Column]) -> set[str]:
+    return set.intersection(*(set(column.parts) for column in block))
+
+
+def terminal(results: Results, width: int, digits: int = 1) -> RenderableType:
+    """For people: as many columns side by side as fit."""
+
+    def cell(row: Row, column: Column) -> Text:
+        return _styled(results, row, column, digits)
+
+    def apart(row: Row, column: Column) -> Text:
+        return Text(points(results.differences.get((row, column)), digits))
+
+    shown: list[RenderableType] = []
+    for block in blocks(results, width, lambda row, column: cell(row, column).plain):
+        shown.append(_rich(title(block), block, rows_of(block, results, results.cells), cell))
+    shown += [Text(line, style="dim") for line in notes(results, ("bold", "underlined"), SOURCE)]
+    if results.ours is not None and results.differences:
+        shown.append(Text(""))
+        for block in blocks(results, width, lambda row, column: apart(row, column).plain):
+            if rows := rows_of(block, results, results.differences):
+                shown.append(_rich(f"{results.ours.label} minus …, in points: {title(block)}", block, rows, apart))
+        shown += [Text(HEAD.format(ours=results.ours.label) + ". " + STAR + ".", style="dim")]
+    return Group(*shown, Text(""), *(Text(line) for line in summary(results)))
+
+
+def _rich(name: str, block: Sequence[Column], rows: Sequence[Row], of: Callable[[Row, Column], Text]) -> Table:
+    table = Table(
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(name), title_justify="left", min_width=len(name) + 2
+    )
+    table.add_column("method", no_wrap=True)
+    for column in block:
+        table.add_column(Text("\n".join(heading(column, block))), justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(Text(row.label), *(of(row, column) for column in block))
+    return table
+
+
+def _styled(results: Results, row: Row, column: Column, digits: int) -> Text:
+    cell = results.cells.get((row, column))
+    value = written(cell, results, digits)
+    shown = Text()
+    shown.append(value, style={1: "bold", 2: "underline"}.get(cell.place if cell else 0))
+    if cell is not None and cell.published is not None:
+        shown.append(f" ({results.metric.write(cell.published, digits)})", style="dim")
+    return shown
+
+
+def text(results: Results, digits: int = 1) -> str:
+    """The terminal's table without colours, for a file."""
+    stream = io.StringIO()
+    Console(file=stream, width=160, color_system=None).print(terminal(results, 160, digits))
+    return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
+
+
+Written = Callable[[Row, Column], str]
+
+
+def by_data(results: Results) -> list[list[Column]]:
+    """A block of columns for each data set."""
+    found: dict[str, list[Column]] = {}
+    for column in results.columns:
+        found.setdefault(column.parts[0], []).append(column)
+    return list(found.values())
+
+
+def rows_of(block: Sequence[Column], results: Results, cells: Container[tuple[Row, Column]]) -> list[Row]:
+    """The rows that have anything in a block."""
+    return [row for row in results.rows if any((row, column) in cells for column in block)]
+
+
+def markdown(results: Results, digits: int = 1) -> str:
+    """Tables of GitHub's Markdown, one for each data set."""
+
+    def cell(row: Row, column: Column) -> str:
+        found = results.cells.get((row, column))
+        value = written(found, results, digits)
+        value = {1: f"**{value}**", 2: f"<u>{value}</u>"}.get(found.place if found else 0, value)
+        paper = found.published if found else None
+        return value if paper is None else f"{value} ({results.metric.write(paper, digits)})"
+
+    def grid(block: Sequence[Column], rows: Sequence[Row], of: Written) -> list[str]:
+        heads = ["method", *(", ".join(heading(column, block)) for column in block)]
+        lines = [heads, ["---"] * len(heads)]
+        lines += [[row.label, *(of(row, column) for column in block)] for row in rows]
+        return ["", *("| " + " | ".join(map(_markdown_escaped, line)) + " |" for line in lines), ""]
+
+    lines = []
+    for block in by_data(results):
+        lines += [f"**{_markdown_escaped(title(block))}**", *grid(block, rows_of(block, results, results.cells), cell)]
+    lines += [*notes(results, ("bold", "underlined"), SOURCE), ""]
+    if results.ours is not None and results.differences:
+        for block in by_data(results):
+            rows = rows_of(block, results, results.differences)
+            name = f"{results.ours.label} minus …, in points: {title(block)}"
+            lines += [f"**{_markdown_escaped(name)}**"]
+            lines += grid(block, rows, lambda row, column: points(results.differences.get((row, column)), digits))
+        lines += [HEAD.format(ours=results.ours.label) + ". " + STAR.replace("*", "\\*", 1) + ".", ""]
+    return "\n".join([*lines, *(f"- {line}" for line in summary(results))]) + "\n"
+
+
+def _markdown_escaped(words: str) -> str:
+    return words.replace("|", "\\|").replace("\n", " ")
+
+
+def latex(results: Results, digits: int = 1) -> str:
+    """A ``table`` environment for booktabs: a tabular for each data set, then one each for the differences."""
+
+    def cell(row: Row, column: Column) -> str:
+        found = results.cells.get((row, column))
+        value = _tex(written(found, results, digits))
+        value = {1: f"\\textbf{{{value}}}", 2: f"\\underline{{{value}}}"}.get(found.place if found else 0, value)
+        paper = found.published if found else None
+        return value if paper is None else f"{value} ({results.metric.write(paper, digits)})"
+
+    def apart(row: Row, column: Column) -> str:
+        return _tex(points(results.differences.get((row, column)), digits))
+
+    parts = [_tabular(block, rows_of(block, results, results.cells), cell, title(block)) for block in by_data(results)]
+    caption = notes(results, ("Bold", "underlined"), SOURCE)
+    if results.ours is not None and results.differences:
+        for block in by_data(results):
+            name = f"{results.ours.label} minus …: {title(block)}"
+            parts.append(_tabular(block, rows_of(block, results, results.differences), apart, name))
+        caption += ["Below, " + HEAD.format(ours=results.ours.label) + ";", STAR + "."]
+    body = "\n\n\\medskip\n".join(parts)
+    lines = ["% needs \\usepackage{booktabs}", "\\begin{table}", "\\centering", body]
+    return "\n".join([*lines, f"\\caption{{{_tex(' '.join(caption))}}}", "\\end{table}"]) + "\n"
+
+
+def _tabular(block: Sequence[Column], rows: Sequence[Row], of: Written, name: str) -> str:
+    heads = ["method", *(", ".join(heading(column, block)) for column in block)]
+    lines = [
+        f"\\begin{{tabular}}{{l{'r' * len(block)}}}",
+        f"\\multicolumn{{{len(block) + 1}}}{{l}}{{{_tex(name)}}} \\\\",
+        "\\toprule",
+        " & ".join(map(_tex, heads)) + " \\\\",
+        "\\midrule",
+        *(" & ".join([_tex(row.label), *(of(row, column) for column in block)]) + " \\\\" for row in rows),
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    return "\n".join(lines)
+
+
+TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "<": r"$<$", ">": r"$>$",
+    "[": "{[}", "]": "{]}", "…": r"\dots{}", "\n": " ",
+}  # fmt: skip
+
+
+def _tex(words: str) -> str:
+    return "".join(TEX.get(letter, letter) for letter in words)
+
+
+FORMATS: dict[str, Callable[[Results, int], str]] = {
+    "terminal": text, "markdown": markdown, "latex": latex, "csv": as_csv
+}  # fmt: skip

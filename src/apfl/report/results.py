@@ -1,0 +1,219 @@
+"""From records to numbers: mean and spread over seeds, places, and differences to one method."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from apfl.errors import InputError, unknown
+from apfl.measure import Record
+from apfl.report.compare import Difference, Pairs, holm, paired_bootstrap
+from apfl.report.gather import Column, Row, Sheet
+from apfl.report.published import published
+from apfl.report.terminal import human_bytes
+
+__all__ = ["METRICS", "Cell", "Metric", "Results", "results"]
+
+OURS = "apfl"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a record."""
+
+    name: str
+    says: str
+    of: Callable[[Record], float | None]
+    higher_is_better: bool = True
+    percent: bool = True
+
+    def write(self, value: float, digits: int = 1) -> str:
+        """A value as text, without its unit."""
+        if self.percent:
+            return f"{100 * value:.{digits}f}"
+        return human_bytes(value) if self.name.startswith("bytes") else f"{value:.3g}"
+
+    @property
+    def unit(self) -> str:
+        return "in %" if self.percent else {"seconds": "in seconds", "rounds": "exchanges"}.get(self.name, "in bytes")
+
+
+ON = "on the client's own test rows"
+METRICS = {
+    each.name: each
+    for each in [
+        Metric(
+            "accuracy_client_mean",
+            f"mean over clients of the final model's accuracy {ON}",
+            lambda r: r.accuracy_client_mean,
+        ),
+        Metric(
+            "accuracy_sample_mean", "the final models' accuracy over all test rows", lambda r: r.accuracy_sample_mean
+        ),
+        Metric(
+            "accuracy_worst_decile",
+            f"mean accuracy of the worst tenth of the clients, final models, {ON}",
+            lambda r: r.accuracy_worst_decile,
+        ),
+        Metric(
+            "balanced_accuracy_client_mean",
+            "mean over clients of the final model's recall, averaged over the client's classes",
+            lambda r: r.balanced_accuracy_client_mean,
+        ),
+        Metric(
+            "auroc_client_mean",
+            "mean over clients of the final model's one-vs-rest area under the ROC curve",
+            lambda r: r.auroc_client_mean,
+        ),
+        Metric("accuracy_client_std", "spread of the accuracy over clients", lambda r: r.accuracy_client_std, False),
+        Metric("seconds", "training time, from features to models in memory", lambda r: r.seconds, False, False),
+        Metric("bytes_up", "sent by all clients together", lambda r: r.bytes_up, False, False),
+        Metric("bytes_down", "received by all clients together", lambda r: r.bytes_down, False, False),
+        Metric("bytes", "both ways, all clients together", lambda r: r.bytes_up + r.bytes_down, False, False),
+        Metric("rounds", "server to clients to server", lambda r: r.rounds, False, False),
+    ]
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one federation."""
+
+    mean: float
+    std: float | None  # over seeds, n - 1; None with one
+    seeds: tuple[int, ...]
+    place: int = 0  # 1 best, 2 second best, 0 neither
+    published: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """A sheet in numbers."""
+
+    sheet: Sheet
+    metric: Metric
+    rows: Sequence[Row]  # best first
+    cells: Mapping[tuple[Row, Column], Cell]
+    ours: Row | None  # the method that the others are compared with
+    differences: Mapping[tuple[Row, Column], Difference]  # ours minus the row's
+    why_no_differences: str | None = None
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        return self.sheet.columns
+
+    @property
+    def has_published(self) -> bool:
+        return any(cell.published is not None for cell in self.cells.values())
+
+    @property
+    def usual_seeds(self) -> tuple[int, ...]:
+        """The seeds that most cells have."""
+        return Counter(cell.seeds for cell in self.cells.values()).most_common(1)[0][0] if self.cells else ()
+
+
+def results(sheet: Sheet, metric: str = "accuracy_client_mean", against: str | None = None) -> Results:
+    """Numbers of a sheet; ``against`` is a row's label, or a method that has one row."""
+    if metric not in METRICS:
+        raise unknown("metric", metric, METRICS)
+    what = METRICS[metric]
+    cells: dict[tuple[Row, Column], Cell] = {}
+    for column in sheet.columns:
+        own = {row: _cell(records, what) for row, records in sheet.records(column).items()}
+        here = {row: cell for row, cell in own.items() if cell is not None}
+        levels = sorted({_rounded(cell.mean) for cell in here.values()}, reverse=what.higher_is_better)[:2]
+        for row, cell in here.items():
+            place = levels.index(_rounded(cell.mean)) + 1 if _rounded(cell.mean) in levels and len(here) > 1 else 0
+            paper = published(row, column) if metric == "accuracy_client_mean" else None
+            cells[row, column] = replace(cell, place=place, published=paper)
+    ours, why = _ours(sheet, against)
+    differences: dict[tuple[Row, Column], Difference] = {}
+    if metric not in ("accuracy_client_mean", "accuracy_sample_mean"):
+        why = why or f"no differences for {metric}: the bootstrap over clients needs their accuracies"
+    elif ours is not None:
+        for column in sheet.columns:
+            differences |= _differences(sheet, ours, column, weighted=metric == "accuracy_sample_mean")
+    return Results(sheet, what, _best_first(sheet, cells, what), cells, ours, differences, why)
+
+
+def _rounded(mean: float) -> float:
+    return float(f"{mean:.10g}")  # equal accuracies that were added up in another order are equal
+
+
+def _cell(records: Sequence[Record], metric: Metric) -> Cell | None:
+    found = [(record.seed, metric.of(record)) for record in records]
+    known = [(seed, value) for seed, value in found if value is not None]
+    if not known:
+        return None
+    values = [value for _, value in known]
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return Cell(float(np.mean(values)), spread, tuple(seed for seed, _ in known))
+
+
+def _best_first(sheet: Sheet, cells: Mapping[tuple[Row, Column], Cell], metric: Metric) -> list[Row]:
+    """Rows in the order of the first column, then of the second where the first has none, and so on."""
+    sign = -1 if metric.higher_is_better else 1
+
+    def order(row: Row) -> list[float]:
+        own = [cells.get((row, column)) for column in sheet.columns]
+        return [float("inf") if cell is None else sign * cell.mean for cell in own]
+
+    return sorted(sheet.rows, key=order)
+
+
+def _ours(sheet: Sheet, against: str | None) -> tuple[Row | None, str | None]:
+    by_label = {row.label: row for row in sheet.rows}
+    wanted = against or OURS
+    if wanted in by_label:
+        return by_label[wanted], None
+    own = next((row for row in sheet.rows if row.method == wanted and row.defaults), None)
+    if own is not None:
+        return own, None
+    several = [row.label for row in sheet.rows if row.method == wanted]
+    if several and against is None:
+        return None, f"no differences: {wanted} is here with several settings; name one with --against '{several[0]}'"
+    if several:
+        raise InputError(f"--against {wanted} given, which is here with several settings: {'; '.join(several)}")
+    if against is not None:
+        raise unknown("row", against, by_label)
+    return None, f"no differences: there is no record of {wanted}; name another method with --against"
+
+
+def _differences(sheet: Sheet, ours: Row, column: Column, weighted: bool) -> dict[tuple[Row, Column], Difference]:
+    """Ours minus every other row of one column, with Holm over them."""
+    by_row = sheet.records(column)
+    if ours not in by_row:
+        return {}
+    found: dict[Row, Difference] = {}
+    for row, theirs in by_row.items():
+        pairs = _pairs(by_row[ours], theirs, weighted)
+        if row is not ours and pairs:
+            found[row] = paired_bootstrap(pairs, same_clients=column.partition == "given")
+    adjusted = holm([each.p for each in found.values()])
+    return {(row, column): replace(each, p_holm=p) for (row, each), p in zip(found.items(), adjusted, strict=True)}
+
+
+def _pairs(ours: Sequence[Record], theirs: Sequence[Record], weighted: bool) -> list[Pairs]:
+    """The seeds both have. The same seed deals out the same clients, which is checked."""
+    by_seed = {record.seed: record for record in theirs}
+    pairs = []
+    for own in ours:
+        other = by_seed.get(own.seed)
+        if other is None:
+            continue
+        if list(own.n_test) != list(other.n_test) or list(own.client_names) != list(other.client_names):
+            raise InputError(
+                f"{own.method} and {other.method} with seed {own.seed} on {own.data} have different clients, so they "
+                "cannot be compared client by client: the rows were dealt out by different versions; run one again"
+            )
+        known = [
+            (a, b, n if weighted else 1.0)
+            for a, b, n in zip(own.client_accuracies, other.client_accuracies, own.n_test, strict=True)
+            if a is not None and b is not None
+        ]
+        if len(known) > 1:
+            pairs.append(Pairs(*(np.array(each, dtype=float) for each in zip(*known, strict=True))))
+    return pairs

@@ -1,0 +1,336 @@
+"""Plans run by real processes: killed, stopped, repeated, failed, and run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apfl.bench import claim
+from apfl.cli import main
+from apfl.container import read
+from apfl.experiment import read_records
+from apfl.plan import read_plan
+
+ROOT = Path(__file__).parents[1]
+PLAN = """
+title = "a small plan"
+seeds = [0, 1]
+checkpoint_seconds = 0
+
+[protocol]
+n_clients = 4
+alpha = 1.0
+
+[methods.afl]
+
+[methods.apfl_paper]
+d_primary = 32
+d_refinement = 32
+balance = [0.0, 0.5]
+
+[methods.fedavg_ft]
+n_rounds = 60
+tune = {finetune_epochs = [0, 3]}
+"""
+N_CELLS = 8
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-c", "from apfl.cli import main; main()", *map(str, arguments)]
+
+
+def apfl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=300, check=False)
+
+
+def here(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    return int(stopped.value.code or 0)
+
+
+def results(folder: Path) -> dict[str, dict]:
+    """Every record by its key, without the clock."""
+    found = {}
+    for path in sorted((folder / "cells").iterdir()):
+        assert path.suffix == ".json", f"{path} should not be there"
+        record = json.loads(path.read_text())
+        record.pop("seconds")
+        record["curve"] = [point[1:] for point in record["curve"]]
+        found[path.stem] = record
+    return found
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "small.toml"
+    path.write_text(PLAN)
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(plan, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("bench") / "out"
+    done = apfl("bench", plan, "--out", out, "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    assert f"{N_CELLS} cells" in done.stderr
+    assert "1 grids to tune" in done.stderr
+    assert f"apfl table {out}" in done.stdout
+    assert len(results(out)) == N_CELLS
+    return out
+
+
+def test_a_second_call_finds_everything_done(plan, undisturbed, capsys):
+    before = {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*.json*")}
+    assert here("bench", plan, "--out", undisturbed) == 0
+    assert f"{N_CELLS} done before" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*.json*")} == before
+
+
+def test_the_same_plan_gives_the_same_numbers(plan, undisturbed, tmp_path):
+    """Other processes, another order, one at a time."""
+    assert here("bench", plan, "--out", tmp_path / "again", "--jobs", "1") == 0
+    assert results(tmp_path / "again") == results(undisturbed)
+    assert (tmp_path / "again" / "plan.toml").read_text() == (undisturbed / "plan.toml").read_text()
+
+
+def test_records_say_what_was_run(undisturbed):
+    tuned = [record for record in read_records(undisturbed) if record.method == "fedavg_ft"]
+    assert len(tuned) == 2
+    for record in tuned:
+        assert record.threads == 1
+        assert record.source == {"data": "digits"}
+        tried = record.tuning["results"]
+        assert [each["finetune_epochs"] for each in tried] == [0, 3]
+        best = max(tried, key=lambda each: each["accuracy_client_mean"])
+        assert record.settings["finetune_epochs"] == best["finetune_epochs"]
+
+
+def killed(arguments: list[str], out: Path, n_changes: int) -> bool:
+    """A real SIGKILL when so many files were seen to change; whether it was still running then.
+
+    The parent alone is killed: its processes have to notice by themselves.
+    """
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    seen, changes, deadline = _files(out), 0, time.monotonic() + 180
+    while changes < n_changes and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+        now = _files(out)
+        changes, seen = changes + (now != seen), now
+    running = process.poll() is None
+    process.kill()
+    process.wait()
+    return running
+
+
+def _files(out: Path) -> dict[Path, int]:
+    found = {}
+    for path in out.glob("*/*.*"):
+        with suppress(FileNotFoundError):  # a temporary file that is in place by now
+            found[path] = path.stat().st_mtime_ns
+    return found
+
+
+def with_clock(folder: Path, key: str) -> list:
+    return json.loads((folder / "cells" / f"{key}.json").read_text())["curve"]
+
+
+def test_a_kill_changes_nothing(plan, undisturbed, tmp_path):
+    """In a gradient cell; then the undisturbed run's records, each cell once."""
+    out = tmp_path / "out"
+    arguments = ["bench", str(plan), "--out", str(out), "--jobs", "1"]
+    assert killed(arguments, out, n_changes=20)  # a checkpoint is written after every round
+    time.sleep(0.5)  # its processes notice
+    kept = {path.stem: read(path).settings["curve"] for path in out.glob("checkpoints/*.safetensors")}
+    assert kept
+    done = apfl(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert results(out) == results(undisturbed)
+    for key, curve in kept.items():  # the rounds before the kill have the times they had then: they were not run again
+        assert with_clock(out, key)[: len(curve)] == curve
+    assert not list((out / "checkpoints").iterdir())
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments_change_nothing(plan, tmp_path):
+    arguments = ["bench", str(plan), "--seeds", "0,1,2,3,4,5", "--jobs", "2", "--out"]
+    assert apfl(*arguments, tmp_path / "undisturbed").returncode == 0
+    out, moments, sizes = tmp_path / "out", random.Random(0), []
+    for _ in range(10):
+        assert killed([*arguments, str(out)], out, moments.randint(0, 40)), "it was done before it was killed"
+        sizes.append(len(list(out.glob("cells/*.json"))))
+    assert len(set(sizes)) > 2, f"the kills should fall between cells: {sizes}"
+    done = apfl(*arguments, out)
+    assert done.returncode == 0, done.stderr
+    assert results(out) == results(tmp_path / "undisturbed")
+    assert len(results(out)) == 24
+    tunings = [{path.name for path in (tmp_path / name / "tuning").glob("*.jsonl")} for name in ("out", "undisturbed")]
+    assert tunings[0] == tunings[1]
+
+
+def test_ctrl_c_says_how_to_go_on(plan, tmp_path):
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        command("bench", plan, "--out", out, "--jobs", "1"), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(out.glob("cells/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "The same command goes on" in said
+    assert "Traceback" not in said
+    assert 0 < len(results(out)) < N_CELLS
+    assert not list(out.rglob("*.tmp"))
+
+
+def test_failed_cells_are_listed_and_the_rest_is_run(tmp_path, capsys):
+    bad = tmp_path / "bad.toml"
+    bad.write_text("seeds = [0]\n[protocol]\nn_clients = 4\n[methods.afl]\n[methods.fedavg]\nn_rounds = 2\nlr = 1e39\n")
+    out = tmp_path / "out"
+    assert here("bench", bad, "--out", out, "--jobs", "1") == 1
+    said = capsys.readouterr().err
+    assert "failed: fedavg-4-dirichlet-0.1-seed0" in said
+    assert "smaller lr" in said
+    assert [record.method for record in read_records(out)] == ["afl"]
+    (why,) = (out / "failed").iterdir()
+    assert "diverged" in why.read_text()
+    assert here("bench", bad, "--out", out, "--jobs", "1") == 1
+    assert "1 that failed before are tried again" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_takes_only_its_own_cell_with_it(plan, tmp_path):
+    """As the kernel does when memory runs out."""
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        command("bench", plan, "--out", out, "--jobs", "1"), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(out.glob("checkpoints/*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        pytest.skip("needs /proc")
+    workers = [int(pid) for pid in children.read_text().split() if b"spawn_main" in _command_line(pid)]
+    os.kill(workers[0], signal.SIGKILL)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 1, said
+    assert "ended by signal 9" in said
+    assert len(results(out)) == N_CELLS - 1
+
+
+def _command_line(pid: str) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_record_is_run_again_and_compared(undisturbed, tmp_path, capsys):
+    for name in ("apfl_paper", "fedavg_ft"):
+        path = next((undisturbed / "cells").glob(f"{name}-*.json"))
+        assert here("rerun", path) == 0
+        assert "matched" in capsys.readouterr().out
+    record = json.loads(path.read_text())
+    record["client_accuracies"][1] -= 1e-9
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(record))
+    assert here("rerun", other) == 1
+    said = capsys.readouterr().out
+    assert "DIFFERS" in said
+    assert "client_accuracies" in said
+    assert here("rerun", undisturbed) == 2
+    assert "choose one with --method" in capsys.readouterr().err
+    assert here("rerun", undisturbed, "--method", "afl", "--seed", "1") == 0
+    record["data_sha256"] = "another"
+    other.write_text(json.dumps(record))
+    assert here("rerun", other) == 2
+    assert "is not the file" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_taken_or_of_another_plan_is_refused(plan, undisturbed, tmp_path, capsys):
+    with claim(undisturbed, read_plan(plan), [path.stem for path in (undisturbed / "cells").iterdir()]):
+        assert here("bench", plan, "--out", undisturbed) == 2
+    assert "another apfl bench is at work" in capsys.readouterr().err
+    (tmp_path / "file").write_text("in the way")
+    assert here("bench", plan, "--out", tmp_path / "file" / "out") == 2
+    assert "cannot write" in capsys.readouterr().err
+    assert here("bench", plan, "--out", undisturbed, "--rounds", "2") == 2
+    assert "cells that this plan has not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sedes = [0]\n[methods.afl]", "no key in plan 'sedes'; did you mean 'seeds'? (have: "),
+        ("seeds = 'all'\n[methods.afl]", "seeds = 'all'"),
+        ("seeds = [-1]\n[methods.afl]", "greater than or equal to 0"),
+        ("", "methods: Field required"),
+        ("[methods]", "at least 1"),
+        ("[methods.apfll]", "did you mean 'apfl'"),
+        ("[methods.apfl]\ngama = 1", "did you mean 'gamma'"),
+        ("[methods.apfl]\ngamma = [1.0, -1.0]", "greater than 0"),
+        ("[methods.apfl]\nbeta = []", "empty list"),
+        ("[methods.afl]\ntune = true", "nothing to tune"),
+        ("[methods.fedavg]\nlr = 0.1\ntune = true", "both given and tuned"),
+        ("[methods.fedavg]\ntune = {lrr = [1]}", "did you mean 'lr'"),
+        ("[methods.fedavg]\ntune = {lr = [-1.0]}", "greater than 0"),
+        ("[protocol]\nclients = 4\n[methods.afl]", "no key in protocol 'clients'"),
+        ("[protocol]\nn_clients = 'many'\n[methods.afl]", "valid integer"),
+        ("[protocol]\nalpha = [0.1, -1.0]\n[methods.afl]", "alpha -1.0 given"),
+        ("[protocol]\npartition = 'dirichlett'\n[methods.afl]", "did you mean 'dirichlet'"),
+        ("[protocol]\nclient_column = 'site'\npartition = 'given'\n[methods.afl]", "no column in digits 'site'"),
+        ("[protocol]\nunseen_clients = 3\n[methods.ditto]", "no model for clients unseen"),
+        ("[protocol]\nunseen_clients = 10\n[methods.afl]", "at least one must train"),
+        ("[protocol]\ntest_fraction = 0.0\n[methods.afl]", "nothing to measure"),
+        ("data = 'nowhere.npz'\n[methods.afl]", "no file nowhere.npz"),
+        ("methods = 3", "valid dictionary"),
+        ("seeds = [", "is not TOML"),
+    ],
+)
+def test_bad_plans_are_one_line_and_leave_nothing(tmp_path, capsys, text, message):
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    assert here("bench", path, "--out", tmp_path / "out") == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1
+    assert message in said[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_that_is_not_there(tmp_path, capsys):
+    assert here("bench", tmp_path / "none.toml") == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def any_features(tmp_path_factory) -> Path:
+    """A file that every plan can be run on: rows and classes for 100 clients, and every column that a plan names."""
+    rng = np.random.default_rng(0)
+    n, path = 9000, tmp_path_factory.mktemp("data") / "features.npz"
+    np.savez(
+        path, features=rng.random((n, 4), dtype=np.float32), labels=np.arange(n) % 100, domains=np.arange(n) // 100 % 4,
+        published_client=np.arange(n) // 100 % 20, published_test=np.arange(n) % 4 == 0,
+        client=np.arange(n) // 100 % 20, test=np.arange(n) % 4 == 0,
+    )  # fmt: skip
+    return path
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_plan_of_the_paper_runs_on_any_features(path, any_features, tmp_path, capsys):
+    header = path.read_text().split("\n\n")[0]
+    assert all(line.startswith("#") for line in header.splitlines())
+    assert "xpect" in header, "the header says what to expect"
+    assert "Time: " in header, "and how long it takes"
+    assert here("bench", path, "--data", any_features, "--out", tmp_path / "out", "--dry-run") == 0
+    assert "cells" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,434 @@
+"""Tables, differences, figures and the page: statistics against known answers, records that must not be mixed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import re
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apfl.cli import main
+from apfl.errors import InputError
+from apfl.measure import Record
+from apfl.methods import load_method
+from apfl.report.compare import Pairs, holm, paired_bootstrap
+from apfl.report.figures import figure
+from apfl.report.formats import as_csv, latex, markdown, text
+from apfl.report.gather import Column, Row, gather, read
+from apfl.report.names import FIGURES
+from apfl.report.page import page
+from apfl.report.published import published
+from apfl.report.results import results
+from apfl.report.words import summary
+from tests.records import a_study, record
+
+ROOT = Path(__file__).parents[1]
+DEALT = {"partition": "dirichlet", "n_clients": 4, "alpha": 0.1}
+
+
+def pairs(ours, theirs, weights=None) -> Pairs:
+    weights = np.ones(len(ours)) if weights is None else weights
+    return Pairs(np.array(ours, float), np.array(theirs, float), np.array(weights, float))
+
+
+# --- the bootstrap ---------------------------------------------------------------------------------------------------
+
+
+def test_the_bootstrap_is_the_one_that_enumerates_all_draws():
+    """Three clients can be drawn in 27 ways, two seeds in 27 * 27: all of them, against 10,000 at random."""
+    a, b = pairs([0.9, 0.5, 0.7], [0.8, 0.6, 0.3]), pairs([0.6, 0.9, 0.4], [0.5, 0.4, 0.5], [1, 2, 3])
+    means = []
+    for each in (a, b):
+        gaps, weights = each.ours - each.theirs, each.weights
+        drawn = [list(i) for i in itertools.product(range(3), repeat=3)]
+        means.append([(gaps[i] * weights[i]).sum() / weights[i].sum() for i in drawn])
+    exact = np.array([(x + y) / 2 for x in means[0] for y in means[1]])
+    found = paired_bootstrap([a, b], n_draws=200_000)
+    assert found.value == pytest.approx((0.4 / 3 + (0.1 + 2 * 0.5 - 3 * 0.1) / 6) / 2, abs=1e-12)
+    # The quantiles of 729 equally likely values; 200,000 draws place them within the neighbouring values.
+    for at, value in ((0.025, found.low), (0.975, found.high)):
+        assert np.quantile(exact, at - 0.005) - 1e-12 <= value <= np.quantile(exact, at + 0.005) + 1e-12
+    assert found.p == pytest.approx(2 * (exact <= 1e-12).mean(), abs=0.01)  # standard error of the share: 0.0005
+
+
+def test_the_interval_is_the_normal_one_where_clients_are_many():
+    rng = np.random.default_rng(1)
+    seeds = [pairs(rng.normal(0.02, 0.1, 200), np.zeros(200)) for _ in range(3)]
+    gaps = [each.ours for each in seeds]
+    mean = np.mean([g.mean() for g in gaps])
+    error = np.sqrt(sum(g.var() / 200 for g in gaps)) / 3  # of a mean over seeds of means over clients
+    found = paired_bootstrap(seeds)
+    assert found.value == pytest.approx(mean, abs=1e-12)
+    # Quantiles of 10,000 draws have a standard error of 0.027 of the error itself; three of those are allowed.
+    assert found.low == pytest.approx(mean - 1.96 * error, abs=0.08 * error)
+    assert found.high == pytest.approx(mean + 1.96 * error, abs=0.08 * error)
+    assert (found.n_seeds, found.n_clients) == (3, 600)
+
+
+def test_equal_methods_are_not_clear_and_a_constant_gap_is():
+    equal = paired_bootstrap([pairs([0.5, 0.7, 0.9], [0.5, 0.7, 0.9])])
+    assert (equal.value, equal.low, equal.high, equal.p) == (0, 0, 0, 1)
+    gap = paired_bootstrap([pairs([0.5, 0.7, 0.9], [0.4, 0.6, 0.8])])
+    assert gap.low == pytest.approx(0.1) == gap.high
+    assert gap.p == pytest.approx(2 / 10_001)
+    assert gap.clear
+    assert not equal.clear
+
+
+def test_the_same_clients_in_every_seed_are_drawn_together():
+    """Two seeds with the same gaps: drawn apart they average out, drawn together they do not."""
+    one = pairs([1, 0, 0, 0, 0, 0, 0, 1.0], np.zeros(8))
+    apart, together = paired_bootstrap([one, one]), paired_bootstrap([one, one], same_clients=True)
+    alone = paired_bootstrap([one])
+    assert (together.low, together.high) == (alone.low, alone.high)
+    assert apart.high - apart.low < together.high - together.low
+
+
+def test_holm_by_hand():
+    # 0.005 * 4 = 0.02; 0.01 * 3 = 0.03; 0.03 * 2 = 0.06; 0.04 * 1 = 0.04, raised to 0.06
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+# --- what belongs together -------------------------------------------------------------------------------------------
+
+
+def test_mean_and_spread_are_over_seeds():
+    found = results(gather([record(seed=s, accuracies=[a, a]) for s, a in enumerate((0.5, 0.6, 0.7))]))
+    ((_, cell),) = found.cells.items()
+    assert (cell.mean, cell.std, cell.seeds) == (pytest.approx(0.6), pytest.approx(0.1), (0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"data_sha256": "b" * 64}, "data bbbbbbbb"),
+        ({"protocol": DEALT | {"test_fraction": 0.5}}, "test_fraction 0.5"),
+        ({"protocol": DEALT | {"minimum": 9}}, "minimum 9"),
+        ({"protocol": DEALT | {"unseen_clients": 1}}, "1 unseen in training"),
+        ({"protocol": DEALT | {"reshuffle": 2}}, "reshuffle 2"),
+    ],
+)  # fmt: skip
+def test_other_data_or_protocol_is_another_column(change, told):
+    sheet = gather([record(seed=0), record(seed=1), record(seed=0, accuracies=[0.1] * 4, **change)])
+    assert len(sheet.columns) == 2
+    assert [len(cell) for cell in sheet.cells.values()] == [2, 1]
+    assert any(told in column.label for column in sheet.columns)
+
+
+def test_a_protocol_from_before_an_option_is_the_same_protocol():
+    now = {"partition": "dirichlet", "n_clients": 4, "alpha": 0.1, "minimum": None, "test_fraction": 0.25}
+    assert len(gather([record(seed=0), record(seed=1, protocol=now)]).columns) == 1
+
+
+def test_other_settings_are_another_row_where_they_meet_and_a_note_where_they_do_not():
+    meet = gather([record("ditto", settings={"lr": 0.1}), record("ditto", settings={"lr": 0.3}, accuracies=[0.2] * 4)])
+    assert [row.label for row in meet.rows] == ["ditto (lr=0.1)", "ditto (lr=0.3)"]
+    wide = {"alpha": 1.0, "protocol": {"partition": "dirichlet", "n_clients": 4, "alpha": 1.0}}
+    apart = gather([record("ditto", settings={"lr": 0.1}), record("ditto", settings={"lr": 0.3}, **wide)])
+    assert [row.label for row in apart.rows] == ["ditto"]
+    assert "Settings differ between columns: ditto." in text(results(apart))
+
+
+def test_tuned_settings_tell_rows_apart_by_what_was_tuned():
+    tuned = {"tuning": {"axes": {"lr": [0.1, 0.3]}}}
+    sheet = gather(
+        [record("ditto", 0, settings={"lr": 0.1}, **tuned), record("ditto", 1, settings={"lr": 0.3}, **tuned)]
+    )
+    assert [len(cell) for cell in sheet.cells.values()] == [2]
+    assert "Tuned on a part of the training rows: ditto." in text(results(sheet))
+    mixed = gather([record("ditto", 0, settings={"lr": 0.1}, **tuned), record("ditto", 0, accuracies=[0.2] * 4)])
+    assert len(mixed.rows) == 2
+
+
+def test_the_same_record_twice_counts_once_and_two_results_of_one_run_are_refused():
+    assert len(gather([record(), record(), record(protocol=DEALT | {"minimum": None})]).all) == 1
+    with pytest.raises(InputError, match=r"two results of one run, apfl with seed 0 on toy\.npz"):
+        gather([record(), record(accuracies=[0.1] * 4)])
+
+
+def test_clients_that_differ_are_not_compared():
+    with pytest.raises(InputError, match="different clients"):
+        results(gather([record("apfl"), record("afl", n_test=[9] * 4)]))
+
+
+def test_differences_use_the_seeds_both_have():
+    found = results(gather([record("apfl", s) for s in range(5)] + [record("ditto", s, [0.5] * 4) for s in (1, 3)]))
+    ((_, difference),) = found.differences.items()
+    assert (difference.n_seeds, difference.n_clients, difference.value) == (2, 8, pytest.approx(0.35))
+    assert "n=2" in text(found)
+
+
+def test_clients_without_test_rows_are_left_out_of_pairs():
+    found = results(gather([record("apfl", accuracies=[0.9, None, 0.7]), record("afl", accuracies=[0.8, None, 0.6])]))
+    ((_, difference),) = found.differences.items()
+    assert (difference.n_clients, difference.value) == (2, pytest.approx(0.1))
+
+
+def test_sample_mean_weighs_clients_by_their_rows():
+    big = {"n_test": [30, 10], "accuracy_sample_mean": 0.0}
+    one = results(gather([record("apfl", accuracies=[0.9, 0.5], **big), record("afl", accuracies=[0.5, 0.5], **big)]),
+                  "accuracy_sample_mean")  # fmt: skip
+    ((_, difference),) = one.differences.items()
+    assert difference.value == pytest.approx(0.3)
+
+
+def test_what_cannot_be_compared_says_why():
+    assert "no record of apfl" in (results(gather([record("afl")])).why_no_differences or "")
+    sweep = [record(settings={"lr": lr}, accuracies=[lr] * 4) for lr in (0.1, 0.2)]
+    assert "several settings" in (results(gather(sweep)).why_no_differences or "")
+    assert results(gather(sweep), against="apfl (lr=0.1)").ours is not None
+    with pytest.raises(InputError, match="several settings"):
+        results(gather(sweep), against="apfl")
+    with pytest.raises(InputError, match="did you mean 'afl'"):
+        results(gather([record("afl")]), against="alf")
+
+
+def test_several_federations_are_counted():
+    assert (
+        "in 2 of 2 federations; on average over all of them it is 5.0 points ahead"
+        in summary(results(gather(a_study())))[0]
+    )
+
+
+def test_defaults_are_ours_among_variants():
+    own = json.loads(json.dumps(asdict(load_method("apfl"))))
+    sweep = [record(settings=own | {"beta": beta}, accuracies=[0.1 + beta / 100] * 4) for beta in (1.0, 2.0)]
+    found = results(gather([*sweep, record(settings=own)]))
+    assert found.ours is not None
+    assert found.ours.label == "apfl (beta=auto, default)"
+    assert len(found.differences) == 2
+
+
+def test_behind_is_said():
+    lines = summary(results(gather([record("apfl", accuracies=[0.6, 0.5]), record("ditto", accuracies=[0.9, 0.8])])))
+    assert "30.0 points BEHIND" in lines[0]
+
+
+# --- published values ------------------------------------------------------------------------------------------------
+
+
+def test_published_values_are_the_papers():
+    def column(n: int, alpha: float, data: str = "cifar100-x.npz", partition: str = "dirichlet") -> Column:
+        return Column((), partition, n, alpha, data)
+
+    assert published(Row("apfl_paper", {}), column(50, 0.1)) == pytest.approx(0.8072)
+    assert published(Row("fedselect", {}), column(100, 1.0, "imagenet-r.npz")) == pytest.approx(0.0709)
+    assert published(Row("apfl_paper", {"balance": 0.5}), column(50, 0.5)) == pytest.approx(0.6460)
+    assert published(Row("apfl_paper", {"balance": 0.0}), column(50, 1.0)) == pytest.approx(0.5497)  # primary alone
+    assert published(Row("apfl_paper", {"beta": 0.5}), column(50, 0.5)) is None
+    assert published(Row("apfl", {}), column(50, 0.1)) is None
+    assert published(Row("afl", {}), column(50, 0.2)) is None
+    assert published(Row("afl", {}), column(50, 0.1, "imagenet-resnet.npz")) is None
+    assert published(Row("afl", {}), column(50, 0.1, partition="iid")) is None
+
+
+def test_published_values_agree_with_the_paper_itself():
+    """Every number of the file stands in the paper's tables, and the tables have no others."""
+    paper = ROOT.parent / "shared" / "paper.tex"
+    if not paper.exists():
+        pytest.skip(f"needs {paper}, which is not part of the project")
+    source = "\n".join(line for line in paper.read_text().splitlines() if not line.startswith("%"))
+    tables = re.findall(r"\\begin\{table\*\}.*?\\end\{table\*\}", source, re.DOTALL)
+    rows = [
+        line for table in tables for line in table.splitlines() if line.count(r"\%") >= 10 and "Advance" not in line
+    ]
+    assert len(rows) == 12 + 6
+    stated = sorted(float(x) for line in rows for x in re.findall(r"(\d+\.\d+)\\%", line))
+    values = re.sub(r"#.*", "", (ROOT / "src/apfl/report/published.toml").read_text())
+    ours = [float(x) for x in re.findall(r"\d+\.\d\d", values)]
+    primary = [56.41, 55.20, 54.97, 33.37, 33.85, 32.94]
+    assert sorted(ours + 4 * primary) == stated  # the paper repeats the primary stream's for every balance
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_format_has_the_numbers():
+    found = results(gather(a_study()))
+    mean = f"{100 * found.cells[found.rows[0], found.columns[0]].mean:.1f} "
+    for written in (text(found), markdown(found), latex(found).replace(r"$\pm$", "±")):
+        assert mean in written
+        assert "accuracy" in written
+        assert "The last round is what is reported" in written
+        assert "3 seeds" in written
+    assert f"**{mean}" in markdown(found)
+    assert f"\\textbf{{{mean}" in latex(found)
+    lines = list(csv.DictReader(io.StringIO(as_csv(found))))
+    assert len(lines) == 8
+    assert float(lines[0]["mean"]) == found.cells[found.rows[0], found.columns[0]].mean
+    assert lines[0]["difference"] == ""
+    assert float(lines[-1]["p_holm"]) < 0.05
+
+
+def test_latex_is_whole_and_escaped():
+    odd = [record("apfl", data="a_b&c%$#{}~^\\.npz"), record("a_f&l", data="a_b&c%$#{}~^\\.npz", accuracies=[0.5] * 4)]
+    source = latex(results(gather(odd)))
+    bare = re.sub(
+        r"\\[&%$#_{}]|\\textbackslash\{\}|\\text\w+\{\}|\$\\pm\$|\$[<>]\$|^%.*$", "", source, flags=re.MULTILINE
+    )
+    assert not set(bare) & set("$#_~^%")
+    assert bare.count("{") == bare.count("}")
+    for environment in ("table", "tabular"):
+        assert source.count(f"\\begin{{{environment}}}") == source.count(f"\\end{{{environment}}}") > 0
+    tabulars = re.findall(r"\\begin\{tabular\}\{l(r+)\}(.*?)\\end\{tabular\}", source, re.DOTALL)
+    assert len(tabulars) == 2
+    for columns, body in tabulars:
+        name, *lines = [line for line in body.splitlines() if line.endswith(r"\\")]
+        assert name.startswith(f"\\multicolumn{{{len(columns) + 1}}}{{l}}")
+        assert lines
+        assert all(len(re.findall(r"(?<!\\)&", line)) == len(columns) for line in lines)
+
+
+def test_markdown_rows_have_as_many_cells_as_heads():
+    odd = [record("apfl"), record("a|b", accuracies=[0.5] * 4)]
+    table = [line for line in markdown(results(gather(odd))).splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {3}
+
+
+def test_best_and_second_best_share_a_place_when_equal():
+    found = results(gather([record("apfl"), record("afl"), record("ditto", accuracies=[0.5] * 4)]))
+    assert {row.label: found.cells[row, found.columns[0]].place for row in found.rows} == {
+        "apfl": 1,
+        "afl": 1,
+        "ditto": 2,
+    }
+    seconds = results(gather([record("apfl", seconds=2.0), record("afl", seconds=1.0)]), "seconds")
+    assert seconds.cells[seconds.rows[0], seconds.columns[0]].place == 1
+    assert seconds.rows[0].label == "afl"
+
+
+# --- records, figures, page, commands --------------------------------------------------------------------------------
+
+
+def test_records_from_before_are_read():
+    for name in ("auto", "baselines", "floor", "width"):
+        path = ROOT / "docs" / "results" / "records" / f"{name}.jsonl"
+        assert len(read([path])) == len(path.read_text().splitlines())
+    before = json.loads(record().to_json())
+    for new in ("class_names", "class_counts", "primary_accuracies", "threads", "source", "tuning", "curve"):
+        before.pop(new)
+    assert Record.from_json(json.dumps(before)).class_counts == ()
+    assert Record.from_json(record().to_json()) == replace(record())
+
+
+@pytest.mark.parametrize("change", [{"accuracy_client_mean": "x"}, {"curve": 3}, {"new": 1}, {"n_test": None}])
+def test_what_is_not_a_record_is_refused(change, tmp_path):
+    (tmp_path / "r.jsonl").write_text(json.dumps(json.loads(record().to_json()) | change))
+    with pytest.raises(InputError, match="not a record"):
+        read([tmp_path / "r.jsonl"])
+
+
+@pytest.mark.parametrize("name", sorted(FIGURES))
+def test_every_figure_draws(name):
+    study = [*a_study(), *(record("ditto", settings={"lr": lr}, accuracies=[lr] * 4) for lr in (0.1, 0.2, 0.3))]
+    sheet = gather(study)
+    drawn = figure(name, sheet, results(sheet).ours)
+    assert any(axes.has_data() for axes in drawn.axes)
+
+
+def test_a_figure_that_cannot_be_drawn_says_so():
+    sheet = gather([record("afl", class_counts=())])
+    for name in ("partition", "tuning", "gains"):
+        with pytest.raises(InputError, match=f"do not have what figure '{name}' shows"):
+            figure(name, sheet, None)
+    with pytest.raises(InputError, match="no method has several values of 'lr'"):
+        figure("sensitivity", sheet, None, "lr")
+
+
+class Tags(HTMLParser):
+    """Tags that are open at the end, ids, and what could ask for something elsewhere."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.outside: list[str] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("src", "href", "xlink:href", "action") and not value.startswith(("#", "data:")):
+                self.outside.append(value)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_refers_to_nothing_outside():
+    found = Tags(page(each for each in a_study() if each.alpha == 0.1))
+    assert found.open == []
+    assert found.outside == []
+    assert len(found.ids) == len(set(found.ids))
+
+
+def test_what_comes_from_records_is_escaped():
+    bad = "<script>alert(1)</script>\"'&"
+    odd = {"data": bad, "client_names": [bad + str(i) for i in range(4)], "class_names": [bad, "y", "z"], "device": bad}
+    odd |= {"settings": {bad: bad}, "provenance": {bad: bad}, "versions": {"apfl": bad}}
+    source = page([record("apfl", **odd), record(f"local_ridge{bad}", accuracies=[0.5] * 4, **odd)], title=bad)
+    assert "<script>alert" not in source
+    assert source.count("<script>") == 1
+    assert Tags(source).open == []
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    return int(stopped.value.code or 0)
+
+
+def test_commands_from_records_to_files(tmp_path, capsys):
+    study = [each for each in a_study() if each.alpha == 1.0]
+    (tmp_path / "records.jsonl").write_text("".join(f"{each.to_json()}\n" for each in study))
+    assert run("table", tmp_path) == 0
+    assert "apfl is 5.0 points ahead of the best of 3 others" in " ".join(capsys.readouterr().out.split())
+    for style, name in (("markdown", "t.md"), ("latex", "t.tex"), ("csv", "t.csv"), ("terminal", "t.txt")):
+        assert run("table", tmp_path, "--format", style, "--out", tmp_path / name) == 0
+        assert "apfl" in (tmp_path / name).read_text()
+    for kind in ("png", "svg", "pdf"):
+        assert (
+            run("plot", tmp_path, "--figure", "cost", "--federation", "alpha 1", "--out", tmp_path / f"f.{kind}") == 0
+        )
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "f.pdf").read_bytes().startswith(b"%PDF")
+    assert run("report", tmp_path, "--out", tmp_path / "page.html") == 0
+    assert "Everything measured" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["table", "nowhere"], "there is no nowhere"),
+        (["table", "."], "no records given"),
+        (["table", "r.jsonl", "--format", "html"], "no format 'html'"),
+        (["table", "r.jsonl", "--metric", "accuracy"], "no metric 'accuracy'"),
+        (["plot", "r.jsonl", "--figure", "curve", "--out", "x.png"], "did you mean 'curves'"),
+        (["plot", "r.jsonl", "--figure", "cost", "--out", "x.gif"], ".png, .svg or .pdf"),
+        (["plot", "r.jsonl", "--figure", "cost", "--out", "x.png", "--federation", "alpha 7"], "no federation has"),
+        (["plot", "r.jsonl", "--figure", "sensitivity", "--out", "x.png"], "needs --x"),
+        (["track", "r.jsonl", "--to", "tensorboard"], "no tracker 'tensorboard'"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_leaves_nothing(arguments, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.jsonl").write_text(record().to_json())
+    assert run(*arguments) == 2
+    assert says in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
