@@ -10,15 +10,18 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from apfl.errors import InputError
-from apfl.estimator import APFLClassifier
 from apfl.federation import Dataset, Federation, Method, Model, Round, Shard, load_model
 from apfl.maps import FeatureMap, random_map
 from apfl.measure import Record, client_accuracies, metrics
 from apfl.methods import load_method, method_names
 from apfl.ridge import Statistics, solve, statistics
 from apfl.streams import DualStream, fit_refinement
+
+if TYPE_CHECKING:
+    from apfl.estimator import APFLClassifier
 
 __version__ = version("apfl")
 
@@ -45,3 +48,12 @@ __all__ = [
     "solve",
     "statistics",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The classifier when it is first asked for: scikit-learn costs as much start-up time as torch does."""
+    if name == "APFLClassifier":
+        from apfl.estimator import APFLClassifier
+
+        return APFLClassifier
+    raise AttributeError(f"module 'apfl' has no attribute '{name}'")
