@@ -20,7 +20,7 @@ FLOORS = [
     {"personal"},
     {"federation"},
     {"measure", "partition", "data", "methods", "verify", "backbones", "partial"},
-    {"estimator", "experiment", "features", "pipeline", "tuning"},
+    {"estimator", "experiment", "deploy", "features", "pipeline", "tuning"},
     {"report"},
     {"cli", "cli_features"},
 ]
