@@ -22,7 +22,8 @@ FLOORS = [
     {"measure", "partition", "data", "methods", "verify", "backbones", "partial"},
     {"estimator", "experiment", "deploy", "features", "pipeline", "tuning"},
     {"report"},
-    {"cli", "cli_features"},
+    {"flower"},
+    {"cli", "cli_features", "cli_federate"},
 ]
 
 

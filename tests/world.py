@@ -64,7 +64,9 @@ class World:
             path = self.root / name / f"{kind}.npz"
             path.parent.mkdir(parents=True, exist_ok=True)
             names = np.array([str(i) for i in range(10)])
-            np.savez(path, features=shards[name].features.numpy(), labels=shards[name].labels.numpy(), class_names=names)
+            np.savez(
+                path, features=shards[name].features.numpy(), labels=shards[name].labels.numpy(), class_names=names
+            )
 
     # Processes
 
@@ -92,7 +94,9 @@ class World:
             with suppress(OSError):
                 variables = (path / "environ").read_bytes().split(b"\0")
                 line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if (mark in variables or (role == "" and any(v.startswith(mark) for v in variables))) and command in line:
+                if (
+                    mark in variables or (role == "" and any(v.startswith(mark) for v in variables))
+                ) and command in line:
                     found.append(int(path.name))
         return found
 
@@ -173,7 +177,9 @@ class World:
         end = time.monotonic() + PATIENCE
         while not true():
             if time.monotonic() > end:
-                logs = "\n".join(f"--- {p.name}\n{p.read_text(errors='replace')[-1500:]}" for p in self.root.glob("*.log"))
+                logs = "\n".join(
+                    f"--- {p.name}\n{p.read_text(errors='replace')[-1500:]}" for p in self.root.glob("*.log")
+                )
                 raise AssertionError(f"waited {PATIENCE:.0f} s for {what}\n{logs}")
             time.sleep(pause)
 

@@ -32,6 +32,7 @@ from apfl.cli_features import (
     features,
     load_data,
 )
+from apfl.cli_federate import app as federate_app
 from apfl.container import read, replacing, write
 from apfl.data import load_dataset
 from apfl.data.features import array_names, load_unlabelled
@@ -175,6 +176,7 @@ def run(
 
 
 app.command()(features)
+app.add_typer(federate_app, name="federate")
 
 
 @app.command()

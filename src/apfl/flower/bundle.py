@@ -29,13 +29,15 @@ publisher = "apfl"
 serverapp = "apfl.flower.server_app:app"
 clientapp = "apfl.flower.client_app:app"
 
-# Overridden with `flwr run APP --run-config 'folder="/srv/federation" quorum=3'`.
+# Overridden with `flwr run APP --run-config 'folder="/srv/federation" deadline=60.0'`.
 [tool.flwr.app.config]
 folder = ""
-quorum = 0
-deadline = 0.0
+deadline = 600.0
 linger = 0.0
 evaluate = false
+predict = false
+leave = ""
+forget = false
 """
 
 

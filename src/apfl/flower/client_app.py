@@ -6,6 +6,7 @@ configuration: they are set where the site is, and nothing that a server sends c
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from apfl.container import replacing
+from apfl.data.features import load_unlabelled
 from apfl.deploy import Site, Terms
 from apfl.errors import InputError
 from apfl.flower.wire import Setting, content, parts
@@ -35,6 +37,7 @@ class Limits:
         self.contribute = bool(config.get("contribute", True))
         self.report = bool(config.get("report", False))
         self.terms = str(config.get("terms", ""))
+        self.predict = str(config.get("predict", ""))
 
     def check(self, given: bytes) -> None:
         """Refuse terms under which more would leave than the site agreed to."""
@@ -78,6 +81,17 @@ def _evaluate(site: Site, limits: Limits, given: Payloads) -> Answer:
     return {}, {"metrics": site.metrics(given["terms"])}
 
 
+def _predict(site: Site, limits: Limits, given: Payloads) -> Answer:
+    """Predictions for the site's own rows; they stay here, and only their number leaves."""
+    if not limits.predict:
+        return {"declined": "this site has no rows to predict (--predict)"}, {}
+    terms = given["terms"]
+    names = site.predict(terms, load_unlabelled(limits.predict))
+    with replacing(site.home(Terms.from_json(terms)) / "predictions.csv") as temporary, temporary.open("w") as stream:
+        csv.writer(stream).writerows([["row", "predicted"], *enumerate(names)])
+    return {"predicted": len(names)}, {}
+
+
 def _kept_publication(site: Site, given: Payloads) -> bytes:
     """The publication that came along, kept for the next message; or the one kept before."""
     path = site.home(Terms.from_json(given["terms"])) / "publication.safetensors"
@@ -116,9 +130,8 @@ def _configuration(context: Context) -> dict[str, Setting]:
     if simulated and "name" not in config:
         name = f"site-{int(config['partition-id']):03d}"
         home = Path(simulated) / "sites" / name
-        config |= {"name": name, "folder": str(home), "data": str(home / "train.npz"), "report": True}
-        if (home / "test.npz").exists():
-            config["test"] = str(home / "test.npz")
+        config |= {"name": name, "folder": str(home), "data": str(home / "features.npz"), "report": True}
+        config |= {"test-column": "test"}
     return config
 
 
@@ -136,3 +149,4 @@ app.train("sent")(_handler(_sent))
 app.train("table")(_handler(_table))
 app.train("refine")(_handler(_refine))
 app.evaluate("metrics")(_handler(_evaluate))
+app.query("predict")(_handler(_predict))

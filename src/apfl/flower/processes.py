@@ -14,9 +14,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from apfl.container import replacing
@@ -132,6 +132,17 @@ class Server:
             new.append(name)
         return new
 
+    def dismiss(self, name: str) -> None:
+        """Take a site's key off the server's list."""
+        listed = self.flwr("supernode", "list", CONNECTION, "--format", "json")
+        try:
+            nodes = json.loads(listed.stdout)["nodes"]
+        except (ValueError, KeyError) as error:
+            raise InputError(f"the server's list of sites cannot be read: {listed.stderr[-200:]}") from error
+        for node in nodes:
+            if node.get("name") == name:
+                self.flwr("supernode", "unregister", str(node["node-id"]), CONNECTION)
+
 
 @dataclass(frozen=True)
 class Site:
@@ -139,12 +150,11 @@ class Site:
 
     folder: Path
     name: str
-    data: Path
+    data: str
     server: str
     authority: Path | None = None
     key: Path | None = None
-    test: Path | None = None
-    report: bool = False
+    config: Mapping[str, str | int | float | bool] = field(default_factory=dict)  # what the site allows
 
     def command(self) -> list[str]:
         """The SuperNode."""
@@ -155,11 +165,8 @@ class Site:
             words += ["--root-certificates", str(self.authority)]
         if self.key is not None:
             words += ["--auth-supernode-private-key", str(self.key)]
-        config = {
-            "name": self.name, "data": str(self.data.absolute()), "folder": str(self.folder.absolute()),
-            "test": str(self.test.absolute()) if self.test else "", "report": self.report,
-        }  # fmt: skip
-        told = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        config = {"name": self.name, "data": self.data, "folder": str(self.folder.absolute()), **self.config}
+        told = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
         return [*words, "--port", str(free_port()), "--node-config", told]
 
     @property

@@ -1,0 +1,372 @@
+"""The server's part of a run: ask every site that is connected what the ledger lacks, and take what comes.
+
+There are no rounds to lose. What to ask a site next follows from the ledger alone, so a run that is killed is simply
+run again. Replies are pulled one at a time and handed to the coordinator, so memory does not grow with the sites;
+a reply may come long after its deadline and is still taken.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from apfl.container import replacing
+from apfl.deploy import Coordinator, Receipt
+from apfl.errors import InputError
+from apfl.flower.events import Events
+from apfl.flower.wire import Setting, content, parts, reason
+
+__all__ = ["Conversation", "Policy", "fetch_back"]
+
+TYPES = {
+    "describe": "query.describe", "statistics": "train.statistics", "table": "train.table", "refine": "train.refine",
+    "evaluate": "evaluate.metrics", "predict": "query.predict",
+}  # fmt: skip
+PAUSE = 0.2
+LOOK = 1.0  # seconds between two looks at who is connected
+ATTEMPTS = 5  # for a site whose connection breaks while it is asked
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How long to wait for whom."""
+
+    expected: frozenset[str] = frozenset()  # sites that are admitted; the first publication waits for them
+    deadline: float = 600.0  # seconds for each stage; then it goes on with those who answered
+    linger: float = 0.0  # seconds to stay for late sites when all is done
+    evaluate: bool = False
+    predict: bool = False
+
+
+@dataclass
+class Ask:
+    """A message on its way."""
+
+    node: int
+    client: str | None
+    phase: str
+    number: int
+    at: float = field(default_factory=time.monotonic)
+
+
+class Conversation:
+    """One run over one ledger."""
+
+    def __init__(self, grid: Grid, coordinator: Coordinator, policy: Policy, events: Events, nodes: Path) -> None:
+        self.grid, self.coordinator, self.policy, self.events = grid, coordinator, policy, events
+        self.nodes_file = nodes
+        self.names: dict[int, str] = _read_names(nodes)  # where keys do not vouch for names, sites said them
+        self.vouched: set[int] = set()
+        self.asked: dict[str, Ask] = {}  # by message id
+        self.settled_with: dict[tuple[str, str, int], str] = {}  # (client, phase, number) -> why it is not asked again
+        self.attempts: dict[tuple[str, str, int], int] = {}
+        self.online: dict[int, str | None] = {}
+        self.looked = -LOOK
+        self.stage: tuple[str, int] = ("", 0)
+        self.stage_began = time.monotonic()
+        self.chosen: tuple[int, bytes] | None = None
+
+    def run(self) -> bool:
+        """Until nothing is left to do; whether there is a primary and every site that could has its model."""
+        done_since: float | None = None
+        while True:
+            self._look()
+            self._ask()
+            moved = self._take()
+            moved |= self._decide()
+            if moved or not self._done():
+                done_since = None
+            else:
+                done_since = done_since or time.monotonic()
+                if time.monotonic() - done_since >= self.policy.linger:
+                    return self.coordinator.current() is not None
+            if not moved:
+                time.sleep(PAUSE)
+
+    # Who is there
+
+    def _look(self) -> None:
+        """The sites that are connected, by the names their keys are registered under or that they said."""
+        if time.monotonic() - self.looked < LOOK:
+            self.online = {node: self.names.get(node) for node in self.online}
+            return
+        self.looked, self.online = time.monotonic(), {}
+        for node in self.grid.get_nodes():
+            if node.name:
+                self.vouched.add(node.node_id)
+                self.names[node.node_id] = node.name
+            self.online[node.node_id] = self.names.get(node.node_id)
+
+    def _learn(self, node: int, name: str) -> None:
+        if node not in self.names:
+            self.names[node] = name
+            with replacing(self.nodes_file) as temporary:
+                temporary.write_text(json.dumps(self.names))
+
+    # Asking
+
+    def _ask(self) -> None:
+        busy = {ask.node for ask in self.asked.values()}
+        state = _State(self.coordinator)
+        for node, client in self.online.items():
+            phase = None if node in busy else self._next(node, client, state)
+            if phase is not None:
+                self._send(node, client, phase, state)
+
+    def _next(self, node: int, client: str | None, state: _State) -> str | None:
+        """What the ledger lacks from this site."""
+        if client is None:
+            return self._unless_settled("describe", str(node), 0)
+        if client in state.gone:
+            return None
+        if not state.settled:
+            return None if client in state.described else self._unless_settled("describe", client, 0)
+        if client not in state.contributed and (ask := self._unless_settled("statistics", client, 0)):
+            return ask
+        number = state.current
+        if number is None:
+            return None
+        if self._choosing(state) and client in state.members and client not in state.tabled:
+            return self._unless_settled("table", client, number)
+        if not self._choosing(state) and client not in state.confirmed and client not in state.next_members:
+            return self._unless_settled("refine", client, number)
+        if client in state.confirmed:
+            wanted = [("evaluate", self.policy.evaluate and client not in state.measured)]
+            for phase, asked_for in [*wanted, ("predict", self.policy.predict)]:
+                if asked_for and (ask := self._unless_settled(phase, client, number)):
+                    return ask
+        return None
+
+    def _unless_settled(self, phase: str, who: str, number: int) -> str | None:
+        return None if (who, phase, number) in self.settled_with else phase
+
+    def _choosing(self, state: _State) -> bool:
+        """Whether tables are still collected for the current publication: not once anyone has refined by a choice."""
+        return state.wants_tables and not state.confirmed and (self.chosen or (0, b""))[0] != state.current
+
+    def _send(self, node: int, client: str | None, phase: str, state: _State) -> None:
+        payloads = {"terms": self.coordinator.invitation() if phase == "describe" else state.terms}
+        number = state.current or 0
+        if phase == "refine":
+            payloads["choice"] = self._choice(number)
+        if phase == "table" or (phase == "refine" and client not in state.tabled):
+            assert client is not None
+            payloads["publication"] = self.coordinator.deliver(client)
+        message = Message(content(**payloads), node, TYPES[phase], group_id=f"{phase} {number}" if number else phase)
+        (message_id,) = self.grid.push_messages([message])
+        if not message_id:  # the site has gone this very moment
+            return
+        number = number if phase in ("table", "refine", "evaluate", "predict") else 0
+        self.asked[message_id] = Ask(node, client, phase, number)
+        self.events("asked", client=client, phase=phase, number=number, bytes=sum(map(len, payloads.values())))
+
+    def _choice(self, number: int) -> bytes:
+        if self.chosen is None or self.chosen[0] != number:
+            self.chosen = number, self.coordinator.choose()
+            self.events("chosen", number=number)
+        return self.chosen[1]
+
+    # Taking
+
+    def _take(self) -> bool:
+        """Pull what has arrived, one reply at a time."""
+        moved = False
+        for message_id in list(self.asked):
+            for reply in self.grid.pull_messages([message_id]):
+                ask = self.asked.pop(message_id)  # an error's sender is the SuperLink: only the id says whose it is
+                moved = True
+                if reply.has_error():
+                    self._failed(ask, reason(reply), again=True)
+                else:
+                    self._answered(ask, reply)
+        return moved
+
+    def _answered(self, ask: Ask, reply: Message) -> None:
+        settings, payloads = parts(reply)
+        name = str(settings.get("name", ""))
+        client = ask.client if ask.node in self.vouched else ask.client or name
+        if client is None or (ask.node in self.vouched and name != client):
+            self._failed(ask, f"the key of {client} came with the name {name!r}", again=False)
+            return
+        self._learn(ask.node, client)
+        ask.client = client
+        if "failed" in settings or "declined" in settings:
+            why = str(settings.get("failed") or settings.get("declined"))
+            self._failed(ask, why, again=False, declined="declined" in settings)
+            return
+        receipt = self._handed_over(ask, client, payloads)
+        size = sum(map(len, payloads.values()))
+        outcome = "accepted" if receipt is None else receipt.outcome
+        told: dict[str, Setting] = {"phase": ask.phase, "number": ask.number, "outcome": outcome, "bytes": size}
+        if receipt is not None and receipt.reason:
+            told["reason"] = receipt.reason
+        self.events("answered", client=client, seconds=round(time.monotonic() - ask.at, 2), **told)
+        if receipt is not None and not receipt.ok:
+            self.settled_with[client, ask.phase, ask.number] = receipt.reason
+
+    def _handed_over(self, ask: Ask, client: str, payloads: dict[str, bytes]) -> Receipt | None:
+        takers: dict[str, tuple[str, Callable[[bytes, str | None], Receipt]]] = {
+            "describe": ("description", self.coordinator.describe),
+            "statistics": ("statistics", self.coordinator.accept),
+            "table": ("table", self.coordinator.table),
+            "evaluate": ("metrics", self.coordinator.metrics),
+        }
+        if ask.phase in takers:
+            name, take = takers[ask.phase]
+            if ask.phase == "table" and (self.chosen or (0, b""))[0] == ask.number:
+                return Receipt("refused", client, f"the settings of publication {ask.number} were chosen already")
+            receipt = take(payloads.get(name, b""), client)
+            if ask.phase in ("describe", "evaluate"):
+                self.settled_with[client, ask.phase, ask.number] = "answered"
+            return receipt
+        if ask.phase == "refine":
+            self.coordinator.confirm(client, ask.number)
+        else:
+            self.settled_with[client, ask.phase, ask.number] = "answered"
+        return None
+
+    def _failed(self, ask: Ask, why: str, *, again: bool, declined: bool = False) -> None:
+        who = ask.client or str(ask.node)
+        key = (who, ask.phase, ask.number)
+        self.attempts[key] = self.attempts.get(key, 0) + 1
+        if not again or self.attempts[key] >= ATTEMPTS:
+            self.settled_with[key] = why
+        if ask.client is not None and declined and ask.phase == "describe":
+            self.settled_with[ask.client, "statistics", 0] = why
+        event = "declined" if declined else "failed"
+        self.events(event, client=ask.client, phase=ask.phase, number=ask.number, reason=why)
+
+    # Going on
+
+    def _decide(self) -> bool:
+        """Settle, publish or choose, when everyone has answered or the deadline has passed."""
+        state = _State(self.coordinator)
+        stage = ("describe", 0) if not state.settled else ("statistics", 0) if state.current is None else (
+            ("table", state.current) if self._choosing(state) else ("refine", state.current)
+        )  # fmt: skip
+        if stage != self.stage:
+            self.stage, self.stage_began = stage, time.monotonic()
+        phase, number = stage
+        waiting = self._waiting(phase, number, state)
+        late = time.monotonic() - self.stage_began > self.policy.deadline
+        if waiting and not late:
+            return False
+        if phase == "describe":
+            if len(state.described) < self.coordinator.draft.quorum:
+                return False
+            self.coordinator.settle()
+            self.events("settled", clients=sorted(state.described), late=sorted(waiting))
+            return True
+        if phase == "table":
+            if not state.tabled:
+                return False
+            self._choice(number)
+            return True
+        if self.coordinator.ready():
+            publication = self.coordinator.publish()
+            self.events(
+                "published", number=publication.number, members=list(publication.members), late=sorted(waiting),
+                n=publication.n_samples, gamma=publication.gamma,
+            )  # fmt: skip
+            return True
+        return False
+
+    def _waiting(self, phase: str, number: int, state: _State) -> Collection[str]:
+        """Who has yet to answer in this stage."""
+        there = {client or str(node) for node, client in self.online.items()}
+        answered = {
+            "describe": state.described, "statistics": state.contributed, "table": state.tabled,
+            "refine": state.confirmed,
+        }[phase]  # fmt: skip
+        wanted = there | (self.policy.expected if phase in ("describe", "statistics") else frozenset())
+        if phase == "table":
+            wanted = there & state.members
+        if phase == "refine":
+            wanted = there - state.next_members
+        key = number if phase in ("table", "refine") else 0
+        out = {who for who in wanted if who not in answered and (who, phase, key) not in self.settled_with}
+        if phase == "refine":  # before anything new is published, whoever is sending statistics may finish
+            out |= {ask.client or str(ask.node) for ask in self.asked.values() if ask.phase == "statistics"}
+        return out - state.gone
+
+    def _done(self) -> bool:
+        """Nothing can be asked and nobody is waited for, or the deadline of the last stage has passed."""
+        state = _State(self.coordinator)
+        late = time.monotonic() - self.stage_began > self.policy.deadline
+        waiting = self._waiting(*self.stage, state)
+        if late:
+            return True
+        if waiting or (self.stage[0] != "refine"):
+            return False
+        return not any(ask.phase in ("evaluate", "predict") for ask in self.asked.values()) and not any(
+            self._next(node, client, state) for node, client in self.online.items()
+        )
+
+
+class _State:
+    """Who has answered what, as the ledger has it now."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        ledger = coordinator.ledger
+
+        def names(query: str, *values: Any) -> frozenset[str]:
+            return frozenset(row["client"] for row in ledger.rows(query, *values))
+
+        settled = ledger.get("terms")
+        self.settled = settled is not None
+        self.terms = (settled or coordinator.draft.to_json()).encode()
+        self.wants_tables = self.settled and coordinator.terms.wants_tables
+        self.gone = frozenset(row["name"] for row in ledger.rows("SELECT name FROM clients WHERE gone IS NOT NULL"))
+        self.described = names("SELECT client FROM descriptions")
+        self.contributed = names("SELECT client FROM contributions")
+        latest = ledger.row("SELECT MAX(number) AS number FROM publications")
+        self.current: int | None = None if latest is None or ledger.get("stale") == "1" else latest["number"]
+        self.members = names("SELECT client FROM members WHERE publication = ?", self.current)
+        self.tabled = names("SELECT client FROM tables WHERE publication = ?", self.current)
+        self.confirmed = names(
+            "SELECT client FROM holders WHERE publication = ? AND confirmed IS NOT NULL", self.current
+        )
+        self.measured = names("SELECT client FROM metrics WHERE publication = ?", self.current)
+        # Those whose contribution the next publication will hold need not refine by this one first.
+        self.next_members = self.contributed - self.members if coordinator.ready() else frozenset()
+
+
+def fetch_back(grid: Grid, coordinator: Coordinator, client: str, deadline: float) -> bytes:
+    """What a site sent, from the site itself: where only sums are kept, leaving needs those bytes once more."""
+    row = coordinator.ledger.row("SELECT sha256 FROM contributions WHERE client = ?", coordinator.known(client))
+    if row is None:
+        return b""
+    payloads = {"terms": coordinator.terms.to_json().encode(), "digest": row["sha256"].encode()}
+    asked, end = None, time.monotonic() + deadline
+    while time.monotonic() < end:
+        if asked is None:
+            nodes = [node.node_id for node in grid.get_nodes() if node.name == client]
+            if nodes:
+                (asked,) = grid.push_messages([Message(content(**payloads), nodes[0], "train.sent")])
+        for reply in grid.pull_messages([asked]) if asked else ():
+            if reply.has_error():
+                asked = None
+                continue
+            settings, found = parts(reply)
+            if "failed" in settings:
+                raise InputError(f"{client} could not send again what it sent: {settings['failed']}")
+            return found["statistics"]
+        time.sleep(PAUSE)
+    raise InputError(
+        f"{client} did not send again what it sent within {deadline:.0f} s; connect it, or give the file from its "
+        "folder with --contribution"
+    )
+
+
+def _read_names(path: Path) -> dict[int, str]:
+    try:
+        return {int(node): str(name) for node, name in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
