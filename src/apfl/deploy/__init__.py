@@ -9,9 +9,13 @@ A transport moves the bytes and nothing else; `apfl.deploy.inprocess` is the sim
 
 from __future__ import annotations
 
-from apfl.deploy.coordinator import Coordinator, Publication, Receipt
+from apfl.deploy.coordinator import Coordinator
+from apfl.deploy.intake import Receipt
 from apfl.deploy.leaving import Evidence
+from apfl.deploy.publishing import Publication
+from apfl.deploy.rows import WhatLeaves
 from apfl.deploy.site import Site
+from apfl.deploy.status import status_of
 from apfl.deploy.terms import Terms
 
-__all__ = ["Coordinator", "Evidence", "Publication", "Receipt", "Site", "Terms"]
+__all__ = ["Coordinator", "Evidence", "Publication", "Receipt", "Site", "Terms", "WhatLeaves", "status_of"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -52,15 +53,19 @@ class Contribution:
 def encode(phi: Tensor, labels: Tensor, terms: Terms, client: str, nonce: str = "") -> bytes:
     """A client's rows as the bytes it sends; the same bytes for the same rows.
 
-    The triangle of Phi'Phi, or with fewer rows than columns the smaller QR factor. In float32 the triangle of an
-    ill-conditioned matrix may round to an indefinite one; the factor, then of the same size, cannot.
+    The triangle of Phi'Phi, or with fewer rows than columns the smaller QR factor. The triangle of an ill-conditioned
+    matrix may round to an indefinite one, most of all in float32; the factor, then of the same size, cannot. What the
+    server would refuse is refused here, before it leaves.
     """
     targets = one_hot(labels, terms.n_classes)
     if len(phi) >= terms.width:
         sealed = _seal("triangle", message(statistics(phi, targets), terms.dtype), terms, client, nonce)
-        if terms.wire == "float64" or _definite(decode(sealed, terms), terms):
+        with suppress(InputError):
+            check(decode(sealed, terms), terms)
             return sealed
-    return _seal("factor", factor_message(phi, targets, terms.dtype), terms, client, nonce)
+    sealed = _seal("factor", factor_message(phi, targets, terms.dtype), terms, client, nonce)
+    check(decode(sealed, terms), terms)
+    return sealed
 
 
 def decode(data: bytes, terms: Terms) -> Contribution:
@@ -99,7 +104,7 @@ def check(contribution: Contribution, terms: Terms) -> None:
     _check_counts(tensors["class_counts"], tensors, n, terms)
     stats = contribution.statistics
     check_statistics(stats, terms)
-    definite = _factor_fits(contribution, terms) if contribution.form == "factor" else _definite(contribution, terms)
+    definite = _factor_fits(contribution, terms) if contribution.form == "factor" else _definite(stats, terms)
     if not definite:
         raise InputError(_why_indefinite(stats, terms))
 
@@ -188,9 +193,8 @@ def _largest_row(terms: Terms) -> float | None:
     return (math.sqrt(width) + math.sqrt(d) + 6) ** 2 + ones
 
 
-def _definite(contribution: Contribution, terms: Terms) -> bool:
+def _definite(stats: Statistics, terms: Terms) -> bool:
     """Whether the within-class scatter is positive semidefinite up to rounding."""
-    stats = contribution.statistics
     present = stats.class_counts > 0
     scaled = stats.crosscorrelation[:, present] / stats.class_counts[present].sqrt()
     scatter = torch.addmm(stats.autocorrelation, scaled, scaled.T, alpha=-1)
@@ -212,16 +216,18 @@ def _allowed(stats: Statistics, terms: Terms) -> float:
 
 
 def _positive(matrix: Tensor, allowed: float) -> bool:
-    """Whether no eigenvalue is below -allowed; a Cholesky factorisation says yes cheaply, its no is looked at again."""
-    shifted = matrix.clone()
-    shifted.diagonal().add_(allowed)
-    if not int(torch.linalg.cholesky_ex(shifted).info):
+    """Whether no eigenvalue is below -allowed; overwrites the matrix.
+
+    A Cholesky factorisation says yes for a small part of the price; its no is looked at again.
+    """
+    matrix.diagonal().add_(allowed)
+    if not int(torch.linalg.cholesky_ex(matrix).info):
         return True
-    return float(torch.linalg.eigvalsh(matrix)[0]) >= -allowed
+    return float(torch.linalg.eigvalsh(matrix)[0]) >= 0
 
 
 def _why_indefinite(stats: Statistics, terms: Terms) -> str:
-    if not _positive(stats.autocorrelation, _allowed(stats, terms)):
+    if not _positive(stats.autocorrelation.clone(), _allowed(stats, terms)):
         return "the autocorrelation is indefinite beyond rounding: no rows have these sums of products"
     return "n contradicts the matrix: the class sums are too long for the class counts"
 

@@ -80,7 +80,7 @@ def leave(coordinator: Coordinator, client: str, data: bytes | None, *, forget: 
         difference = _take_out(coordinator, row, data, deleted, forget)
     ledger.scrub()
     publication, residual = None, None
-    if coordinator.ready() and ledger.get("stale") == "1":
+    if deleted and coordinator.ready():
         publication = coordinator.publish().number
         residual = _residual(coordinator.pool.running(), coordinator.terms)
     n_members = len(coordinator.pool.members()) if ledger.get("terms") else 0
@@ -121,6 +121,7 @@ def _take_out(
 
 def _erase(ledger: Ledger, client: str, forget: bool) -> None:
     """What the ledger says about a client: all of it, or all but that it was there and left."""
+    ledger.put("scrub", "due")
     for table in ("descriptions", "metrics", "tables", "holders"):
         ledger.db.execute(f"DELETE FROM {table} WHERE client = ?", (client,))
     if forget:

@@ -8,6 +8,7 @@ crash leaves over is swept when the ledger is opened again.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
 import time
@@ -20,6 +21,8 @@ from apfl.deploy.blobs import Blobs
 from apfl.errors import InputError
 
 __all__ = ["Ledger"]
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 SCHEMA = """
@@ -87,6 +90,8 @@ class Ledger:
         if self.get("format") != str(FORMAT):
             raise InputError(f"{path} has format {self.get('format')}; this apfl reads {FORMAT}")
         self.blobs.sweep(self.referred())
+        if self.get("scrub") == "due":
+            self.scrub()
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -140,8 +145,9 @@ class Ledger:
         )
 
     def event(self, what: str, client: str | None = None, **detail: Any) -> None:
-        """Write down that something happened."""
+        """Write down that something happened, here and as one line of JSON in the log."""
         self.insert("events", at=time.time(), what=what, client=client, detail=json.dumps(detail, sort_keys=True))
+        log.info(json.dumps({"event": what, "client": client, **detail}, sort_keys=True))
 
     def referred(self) -> set[str]:
         """The files that the database refers to."""
@@ -151,9 +157,10 @@ class Ledger:
         return names | ({running} if running else set())
 
     def scrub(self) -> None:
-        """Overwrite what was deleted: in the database and in its log."""
+        """Overwrite what was deleted: in the database and in its log. If a reader is in the way, when next opened."""
         self.db.execute("VACUUM")
-        self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        busy = self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        self.put("scrub", "due" if busy else "done")
 
 
 def _lock(path: Path, wait: float) -> int:

@@ -134,6 +134,16 @@ class Terms:
         choice = self.choice
         return grid(unit, beta=choice.fixed("beta"), balance=choice.fixed("balance"), tau=choice.fixed("tau"))
 
+    def departs_from(self, draft: Terms) -> str | None:
+        """The first thing that the draft had fixed and these terms have otherwise; None if they settle it."""
+        own, former = asdict(self), asdict(draft)
+        own |= own.pop("method")
+        former |= former.pop("method")
+        filled_in = {"d_primary": "auto", "d_refinement": "auto"}
+        return next(
+            (key for key, was in former.items() if was not in (None, own[key]) and filled_in.get(key) != was), None
+        )
+
     def to_json(self) -> str:
         """The terms as they travel and are stored."""
         return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
