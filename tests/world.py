@@ -20,7 +20,8 @@ from sklearn.datasets import load_digits
 
 from apfl.federation import Shard
 
-APFL = [sys.executable, "-m", "apfl.cli"]
+APFL = [sys.executable, "-c", "from apfl.cli import main; main()"]
+CLASSES = [str(i) for i in range(10)]
 PATIENCE = 240.0  # seconds until a wait is given up; every wait ends as soon as what it waits for is so
 
 
@@ -59,14 +60,16 @@ class World:
         return [word for value in values for word in (option, str(value))]
 
     def write(self, name: str) -> None:
-        """The site's own files of features."""
-        for kind, shards in (("train", self.train), ("test", self.test)):
-            path = self.root / name / f"{kind}.npz"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            names = np.array([str(i) for i in range(10)])
-            np.savez(
-                path, features=shards[name].features.numpy(), labels=shards[name].labels.numpy(), class_names=names
-            )
+        """The site's own file of features; a column says which rows are for testing."""
+        train, test = self.train[name], self.test[name]
+        (self.root / name).mkdir(parents=True, exist_ok=True)
+        np.savez(
+            self.root / name / "features.npz",
+            features=np.concatenate([train.features.numpy(), test.features.numpy()]),
+            labels=np.concatenate([train.labels.numpy(), test.labels.numpy()]),
+            class_names=np.array(CLASSES),
+            test=np.arange(len(train) + len(test)) >= len(train),
+        )
 
     # Processes
 
@@ -122,8 +125,9 @@ class World:
 
     def server(self) -> subprocess.Popen[bytes]:
         words = ["federate", "server", self.folder, "--port", self.port, *self.settings()]
+        before = len(self.log("server"))
         process = self.start("server", [*words, "--secure" if self.secure else "--insecure"])
-        self.until(lambda: "ready" in self.log("server")[self.read_so_far("server") :], "the server")
+        self.until(lambda: "ready" in self.log("server")[before:], "the server")
         return process
 
     def settings(self) -> list[str]:
@@ -134,8 +138,18 @@ class World:
         return words
 
     def join(self, name: str, *more: str, role: str = "", key: str = "") -> subprocess.Popen[bytes]:
-        words = ["federate", "join", "--server", f"127.0.0.1:{self.port}", "--data", self.root / name / "train.npz"]
-        words += ["--name", name, "--folder", self.root / name / "site", "--yes", *more]
+        words = ["federate", "join", "--server", f"127.0.0.1:{self.port}", "--data", self.root / name / "features.npz"]
+        words += [
+            "--name",
+            name,
+            "--folder",
+            self.root / name / "site",
+            "--yes",
+            "--report",
+            "--test-column",
+            "test",
+            *more,
+        ]
         if self.secure:
             words += ["--ca", self.folder / "keys/ca.crt", "--key", self.folder / f"keys/{key or name}.key"]
         return self.start(role or name, words)
@@ -159,9 +173,6 @@ class World:
     def log(self, role: str) -> str:
         path = self.root / f"{role}.log"
         return path.read_text(errors="replace") if path.exists() else ""
-
-    def read_so_far(self, role: str) -> int:
-        return 0
 
     def events(self) -> list[dict[str, Any]]:
         """The server app's own structured log: one line for everything it asked and got."""

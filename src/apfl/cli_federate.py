@@ -332,7 +332,7 @@ def simulate(
     folder = folder or Path("runs") / f"federation-{time.strftime('%Y%m%d-%H%M%S')}"
     protocol = Protocol(partition, clients, alpha)
     terms = Terms.checked({"federation": "simulated", "seed": seed, "quorum": clients, "method": _settings(settings)})
-    simulated(folder, data, protocol, seed, terms)
+    simulated(folder, data, protocol, seed, terms, as_json=as_json)
     out.print(_view(folder, as_json)(), soft_wrap=as_json)
     if not as_json:
         out.print(f"models: {folder}/sites/*/simulated/*/model.safetensors", soft_wrap=True)

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Events", "in_words"]
+__all__ = ["WORDS", "Events", "in_words"]
+
+WORDS = "APFL_EVENTS_IN_WORDS"  # set: print events for people; the file has them as JSON in any case
 
 
 class Events:
@@ -20,7 +22,7 @@ class Events:
 
     def __call__(self, event: str, **fields: Any) -> None:
         line = json.dumps({"at": round(time.time(), 3), "run": self.run, "event": event, **fields})
-        print(line, flush=True)
+        print(in_words(json.loads(line)) if os.environ.get(WORDS) else line, flush=True)
         handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.write(handle, f"{line}\n".encode())

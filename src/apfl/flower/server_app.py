@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from apfl.deploy import Coordinator
 from apfl.errors import InputError
+from apfl.flower.client_app import SIMULATION
 from apfl.flower.conversation import Conversation, Policy, fetch_back
 from apfl.flower.events import Events
 from apfl.flower.keys import public_keys
@@ -38,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
         expected=frozenset(public_keys(folder / "keys")),
         deadline=float(config.get("deadline") or 0) or DEADLINE,
         linger=float(config.get("linger") or 0),
-        evaluate=bool(config.get("evaluate")),
+        evaluate=bool(config.get("evaluate")) or SIMULATION in os.environ,
         predict=bool(config.get("predict")),
     )
     try:

@@ -15,12 +15,13 @@ from apfl.errors import InputError
 from apfl.experiment import Protocol, federate
 from apfl.federation import Dataset, Federation
 from apfl.flower.client_app import SIMULATION
+from apfl.flower.events import WORDS
 from apfl.flower.processes import QUIET
 
 __all__ = ["simulate"]
 
 
-def simulate(folder: Path, data: str, protocol: Protocol, seed: int, terms: Terms) -> None:
+def simulate(folder: Path, data: str, protocol: Protocol, seed: int, terms: Terms, *, as_json: bool = False) -> None:
     """Deal the rows out to sites under ``folder``, and run the federation until every site has its model."""
     dataset = load_dataset(data)
     federation = federate(dataset, protocol, seed)
@@ -32,13 +33,14 @@ def simulate(folder: Path, data: str, protocol: Protocol, seed: int, terms: Term
     for number in range(len(federation.train)):
         _write_site(folder / "sites" / f"site-{number:03d}" / "features.npz", federation, number, dataset)
     os.environ |= {**QUIET, SIMULATION: str(folder.absolute()), "APFL_FEDERATION": str(folder.absolute())}
-    os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **({} if as_json else {WORDS: "1"})}
     from flwr.simulation import run_simulation
 
     from apfl.flower.client_app import app as client_app
     from apfl.flower.server_app import app as server_app
 
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    for name in ("flwr", "apfl.deploy"):  # the events say it all
+        logging.getLogger(name).setLevel(logging.ERROR)
     run_simulation(
         server_app, client_app, num_supernodes=len(federation.train),
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
