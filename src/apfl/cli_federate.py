@@ -196,13 +196,13 @@ def join(
         return
     if not yes and not typer.confirm("May this leave?", err=True):
         raise InputError("nothing was sent")
-    path = str(Path(data).absolute()) if Path(data).exists() else data
+    rows = str(Path(data).absolute()) if Path(data).exists() else data
     config: dict[str, Any] = {
         "min-per-class": min_per_class, "contribute": contribute, "report": report, "test-fraction": test_fraction,
         "test-column": test_column or "", "group-column": group_column or "",
         "terms": str(terms.absolute()) if terms else "", "predict": str(predict.absolute()) if predict else "",
     }  # fmt: skip
-    connection = Connection(folder, name, path, server, None if insecure else ca, key, config)
+    connection = Connection(folder, name, rows, server, None if insecure else ca, key, config)
     _on_terminate()
     try:
         stay_connected(connection, folder / "supernode.log", lambda line: err.print(f"{name}: {line}"), patience)

@@ -10,7 +10,6 @@ import hashlib
 from pathlib import Path
 
 import apfl
-from apfl.container import replacing
 
 __all__ = ["app_hash", "write_app"]
 
@@ -48,6 +47,8 @@ def pyproject() -> str:
 
 def write_app(folder: Path) -> Path:
     """The app as a folder that ``flwr run`` takes."""
+    from apfl.container import replacing  # here, because it imports torch, which a SuperNode need not have in memory
+
     with replacing(folder / "pyproject.toml") as temporary:
         temporary.write_text(pyproject())
     return folder

@@ -72,7 +72,7 @@ def _table(site: Site, limits: Limits, given: Payloads) -> Answer:
 
 def _refine(site: Site, limits: Limits, given: Payloads) -> Answer:
     site.refine(given["terms"], _kept_publication(site, given), given["choice"])
-    return {}, {}
+    return {}, {"metrics": site.metrics(given["terms"])} if limits.report and site.test is not None else {}
 
 
 def _evaluate(site: Site, limits: Limits, given: Payloads) -> Answer:
@@ -118,7 +118,7 @@ def _handler(handle: Callable[[Site, Limits, Payloads], Answer]) -> Callable[[Me
                 settings |= more
         except (InputError, KeyError) as error:
             settings["failed"] = " ".join(str(error).split())
-        return Message(content(settings, **payloads), reply_to=message)
+        return Message(content(payloads, settings), reply_to=message)
 
     return answer
 

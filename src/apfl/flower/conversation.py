@@ -29,7 +29,7 @@ TYPES = {
     "describe": "query.describe", "statistics": "train.statistics", "table": "train.table", "refine": "train.refine",
     "evaluate": "evaluate.metrics", "predict": "query.predict",
 }  # fmt: skip
-PAUSE = 0.2
+PAUSE = 0.5
 LOOK = 1.0  # seconds between two looks at who is connected
 ATTEMPTS = 5  # for a site whose connection breaks while it is asked
 
@@ -159,7 +159,7 @@ class Conversation:
         if phase == "table" or (phase == "refine" and client not in state.tabled):
             assert client is not None
             payloads["publication"] = self.coordinator.deliver(client)
-        message = Message(content(**payloads), node, TYPES[phase], group_id=f"{phase} {number}" if number else phase)
+        message = Message(content(payloads), node, TYPES[phase], group_id=f"{phase} {number}" if number else phase)
         (message_id,) = self.grid.push_messages([message])
         if not message_id:  # the site has gone this very moment
             return
@@ -228,6 +228,8 @@ class Conversation:
             return receipt
         if ask.phase == "refine":
             self.coordinator.confirm(client, ask.number)
+            if "metrics" in payloads:  # a site that reports need not be asked for it separately
+                self.coordinator.metrics(payloads["metrics"], client)
         else:
             self.settled_with[client, ask.phase, ask.number] = "answered"
         return None
@@ -349,7 +351,7 @@ def fetch_back(grid: Grid, coordinator: Coordinator, client: str, deadline: floa
         if asked is None:
             nodes = [node.node_id for node in grid.get_nodes() if node.name == client]
             if nodes:
-                (asked,) = grid.push_messages([Message(content(**payloads), nodes[0], "train.sent")])
+                (asked,) = grid.push_messages([Message(content(payloads), nodes[0], "train.sent")])
         for reply in grid.pull_messages([asked]) if asked else ():
             if reply.has_error():
                 asked = None

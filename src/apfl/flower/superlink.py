@@ -56,9 +56,9 @@ def main() -> None:
 
     def guarded(app: App, **options: Any) -> None:
         # Behind a proxy on this machine every request would look local: believe no forwarded header.
-        serve(FleetOnly(app), **(options | {"proxy_headers": False}))  # type: ignore[arg-type]
+        serve(FleetOnly(app), **(options | {"proxy_headers": False}))
 
-    uvicorn.run = guarded  # type: ignore[assignment]
+    uvicorn.run = guarded
     flower_superlink()
 
 

@@ -5,6 +5,8 @@ A message of ours is one array of bytes, because Flower sends arrays in pieces o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from apfl.errors import InputError
@@ -14,8 +16,8 @@ __all__ = ["content", "parts", "reason"]
 Setting = int | float | str | bool
 
 
-def content(settings: dict[str, Setting] | None = None, **payloads: bytes) -> RecordDict:
-    """Some settings and some named payloads as what a message holds."""
+def content(payloads: Mapping[str, bytes], settings: Mapping[str, Setting] | None = None) -> RecordDict:
+    """Some named payloads and some settings as what a message holds."""
     arrays = {name: Array("uint8", (len(data),), "apfl", data) for name, data in payloads.items()}
     return RecordDict({"settings": ConfigRecord(dict(settings or {})), "payloads": ArrayRecord(arrays)})
 
@@ -28,7 +30,7 @@ def parts(message: Message) -> tuple[dict[str, Setting], dict[str, bytes]]:
     settings, payloads = held["settings"], held["payloads"]
     if not isinstance(settings, ConfigRecord) or not isinstance(payloads, ArrayRecord):
         raise InputError("a message whose records are not those of apfl")
-    return dict(settings), {name: array.data for name, array in payloads.items()}  # type: ignore[arg-type]
+    return dict(settings), {name: array.data for name, array in payloads.items()}
 
 
 def reason(message: Message) -> str:
