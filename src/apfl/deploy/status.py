@@ -42,7 +42,7 @@ def _status(ledger: Ledger) -> dict[str, Any]:
     ]
     current = publications[-1]["number"] if publications and ledger.get("stale") != "1" else None
     clients = [_client(ledger, row, current) for row in ledger.rows(CLIENTS, current)]
-    tables = [row["client"] for row in clients if row["table"]]
+    tables = [row["name"] for row in clients if row["table"]]
     return {
         "federation": draft.federation,
         "phase": _phase(terms, clients, current, len(tables)),
