@@ -116,8 +116,8 @@ def take_table(ledger: Ledger, terms: Terms, data: bytes, sender: str | None) ->
     if before is not None:
         raise InputError(f"{client} has sent another table for publication {table.number} already")
     found = ledger.row(
-        "SELECT c.n FROM contributions c JOIN members m ON m.sha256 = c.sha256 WHERE m.publication = ? AND c.client = ?",
-        table.number, client,
+        "SELECT c.n FROM contributions c JOIN members m ON m.sha256 = c.sha256 "
+        "WHERE m.publication = ? AND c.client = ?", table.number, client,
     )  # fmt: skip
     if found is None:
         raise InputError(f"{client} is not in publication {table.number}; only members' tables count")

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
 import torch
@@ -151,13 +151,7 @@ class Terms:
     @staticmethod
     def from_json(text: str | bytes) -> Terms:
         """The terms back, every field checked."""
-        try:
-            given = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"terms that are no JSON ({type(error).__name__}); get them again from the server"
-            ) from error
-        return Terms.checked(given)
+        return _parsed(text)
 
     @staticmethod
     def checked(given: Any) -> Terms:
@@ -175,6 +169,15 @@ class Terms:
             problem = error.errors()[0]
             key = ".".join(str(part) for part in problem["loc"])
             raise InputError(f"terms: {key}={str(problem['input'])[:60]!r}: {problem['msg']}") from error
+
+
+@lru_cache(maxsize=16)  # every message comes with the terms, and they are almost always the same
+def _parsed(text: str | bytes) -> Terms:
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"terms that are no JSON ({type(error).__name__}); get them again from the server") from error
+    return Terms.checked(given)
 
 
 @dataclass(frozen=True)
