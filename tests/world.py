@@ -90,6 +90,15 @@ class World:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
+    def flwr(self, *words: str) -> str:
+        """A plain Flower command, in the environment that the documentation names."""
+        env = {**os.environ, "FLWR_HOME": str(self.folder / "flower"), "APFL_WORLD": f"{self.mark}:command"}
+        env |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        program = Path(sys.executable).parent / "flwr"
+        done = subprocess.run([program, *words], env=env, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     def pids(self, role: str, command: str = "") -> list[int]:
         """Processes that belong to a role, of all generations; with ``command`` only those that run it."""
         found, mark = [], f"APFL_WORLD={self.mark}:{role}".encode()
