@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check deployment bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/apfl run --out runs/demo
@@ -13,6 +13,9 @@ test: $(STAMP)
 
 check: $(STAMP)
 	scripts/check
+
+deployment: .venv/.flower
+	$(BIN)/python -m pytest -m "deployment and not slow" --durations=0 $(or $(TESTS),tests)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/foundation.py
@@ -24,6 +27,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs,hub,efficientnet,tables]"
 	touch $(STAMP)
+
+.venv/.flower: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[flower]"
+	touch $@
 
 clean:
 	rm -rf .venv runs docs/_build

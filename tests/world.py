@@ -44,16 +44,19 @@ def digits_sites(names: Sequence[str], seed: int = 0) -> tuple[dict[str, Shard],
 class World:
     """A server and its sites, each started with the commands a person would use."""
 
-    def __init__(self, root: Path, names: Sequence[str], *, secure: bool = True, **terms: Any) -> None:
-        self.root, self.secure, self.terms = root, secure, terms
+    def __init__(
+        self, root: Path, names: Sequence[str], *, secure: bool = True, host: str = "127.0.0.1", **terms: Any
+    ) -> None:
+        self.root, self.secure, self.host, self.terms = root, secure, host, terms
         self.mark = uuid.uuid4().hex
+        self.processes: list[subprocess.Popen[bytes]] = []
         self.folder = root / "server"
         self.port = free_port()
         self.train, self.test = digits_sites(names)
         for name in names:
             self.write(name)
         if secure:
-            self.apfl("federate", "keys", self.folder / "keys", "--host", "localhost", *self.each("--site", names))
+            self.apfl("federate", "keys", self.folder / "keys", "--host", host, *self.each("--site", names))
 
     @staticmethod
     def each(option: str, values: Sequence[Any]) -> list[str]:
@@ -73,15 +76,17 @@ class World:
 
     # Processes
 
-    def start(self, role: str, words: Sequence[Any]) -> subprocess.Popen[bytes]:
+    def start(self, role: str, words: Sequence[Any], within: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         """Start a command of apfl, marked so that it and all it starts can be found."""
         log = self.root / f"{role}.log"
         env = {**os.environ, "APFL_WORLD": f"{self.mark}:{role}", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         with log.open("ab") as output:
-            return subprocess.Popen(
-                [*APFL, *map(str, words)], env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True,
+            process = subprocess.Popen(
+                [*within, *APFL, *map(str, words)], env=env, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
+        self.processes.append(process)
+        return process
 
     def apfl(self, *words: Any, code: int = 0) -> str:
         """Run a command of apfl to its end; what it printed."""
@@ -129,11 +134,13 @@ class World:
         """Nothing of this world survives, whatever happened."""
         while self.signal(signal.SIGKILL, ""):
             time.sleep(0.05)
+        for process in self.processes:
+            process.wait()
 
     # The roles
 
     def server(self) -> subprocess.Popen[bytes]:
-        words = ["federate", "server", self.folder, "--port", self.port, *self.settings()]
+        words = ["federate", "server", self.folder, "--host", self.host, "--port", self.port, *self.settings()]
         before = len(self.log("server"))
         process = self.start("server", [*words, "--secure" if self.secure else "--insecure"])
         self.until(lambda: "ready" in self.log("server")[before:], "the server")
@@ -146,8 +153,15 @@ class World:
             words += ["--set", f"{key}={value}"] if key in METHOD else [f"--{key.replace('_', '-')}", str(value)]
         return words
 
-    def join(self, name: str, *more: str, role: str = "", key: str = "") -> subprocess.Popen[bytes]:
-        words = ["federate", "join", "--server", f"127.0.0.1:{self.port}", "--data", self.root / name / "features.npz"]
+    def join(self, name: str, *more: str, role: str = "", within: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        words = [
+            "federate",
+            "join",
+            "--server",
+            f"{self.host}:{self.port}",
+            "--data",
+            self.root / name / "features.npz",
+        ]
         words += [
             "--name",
             name,
@@ -160,8 +174,8 @@ class World:
             *more,
         ]
         if self.secure:
-            words += ["--ca", self.folder / "keys/ca.crt", "--key", self.folder / f"keys/{key or name}.key"]
-        return self.start(role or name, words)
+            words += ["--ca", self.folder / "keys/ca.crt", "--key", self.folder / f"keys/{name}.key"]
+        return self.start(role or name, words, within)
 
     def connected(self, *roles: str) -> None:
         """Wait until the sites are connected."""

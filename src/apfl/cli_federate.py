@@ -174,8 +174,6 @@ def join(
     Says first, in numbers and words, what leaves this machine, and asks. Rows never leave; the personal model is
     written to FOLDER/FEDERATION/NAME/model.safetensors, and `apfl predict` uses it offline.
     """
-    _flower()
-    from apfl.flower.join import stay_connected
     from apfl.flower.processes import Site as Connection
     from apfl.flower.processes import is_loopback, split_address
 
@@ -194,6 +192,9 @@ def join(
         err.print(f"  - {line}", markup=False, highlight=False, soft_wrap=True)
     if show:
         return
+    _flower()
+    from apfl.flower.join import stay_connected
+
     if not yes and not typer.confirm("May this leave?", err=True):
         raise InputError("nothing was sent")
     rows = str(Path(data).absolute()) if Path(data).exists() else data

@@ -23,6 +23,7 @@ from apfl.container import replacing
 from apfl.errors import InputError
 from apfl.flower.bundle import write_app
 from apfl.flower.keys import ServerKeys, public_keys
+from apfl.flower.orphan import PARENT
 
 __all__ = ["Server", "Site", "environment", "free_port", "is_loopback", "running", "split_address"]
 
@@ -182,7 +183,12 @@ def running(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab" if append else "wb") as output:
         process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env={**env, PARENT: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         yield process

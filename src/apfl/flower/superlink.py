@@ -13,6 +13,8 @@ import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from apfl.flower.orphan import end_with_parent
+
 __all__ = ["FleetOnly"]
 
 Scope = MutableMapping[str, Any]
@@ -52,6 +54,7 @@ def main() -> None:
     import uvicorn
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
+    end_with_parent()
     serve = uvicorn.run
 
     def guarded(app: App, **options: Any) -> None:

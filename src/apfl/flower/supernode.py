@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from apfl.flower.bundle import app_hash
+from apfl.flower.orphan import end_with_parent
 
 __all__ = ["main"]
 
@@ -25,6 +26,7 @@ def main() -> None:
     from flwr.supercore.run import RunNotRunningException
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    end_with_parent()
     own, connect = app_hash(), node.http_request_response
 
     @contextmanager
