@@ -29,6 +29,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 out, err = Console(), Console(stderr=True)
+N_LINES = 8  # of what happened last, below a status that is watched
 
 FolderArgument = Annotated[Path, typer.Argument(help="The server's folder for this federation.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines, for other programs.")]
@@ -252,7 +253,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Who joined, answered and is late; bytes; membership; accuracy where sites report it."""
-    view = _view(folder, as_json)
+    view = _view(folder, as_json, recent=watch)
     if not watch:
         out.print(view(), soft_wrap=as_json)
         return
@@ -419,13 +420,16 @@ def _tell(event: dict[str, Any], as_json: bool) -> None:
     err.print(in_words(event), markup=False, highlight=False, soft_wrap=True)
 
 
-def _view(folder: Path, as_json: bool) -> Callable[[], Any]:
+def _view(folder: Path, as_json: bool, recent: bool = False) -> Callable[[], Any]:
+    from apfl.flower.events import Events, in_words
+
     def view() -> Any:
         found = status_of(folder)
         if as_json:
             return json.dumps(found)
         expected = [path.stem for path in (folder / "keys").glob("*.pub")]
-        return status_view(found, expected)
+        lines = [in_words(event) for _, event in Events.read(folder / "events.jsonl")][-N_LINES:] if recent else []
+        return status_view(found, expected, lines)
 
     return view
 

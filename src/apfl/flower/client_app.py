@@ -47,8 +47,10 @@ class Limits:
                 f"the federation shares classes from {terms.min_per_class} rows on; this site agreed to "
                 f"{self.min_per_class} or more (--min-per-class)"
             )
-        if self.terms and not terms.settled and Terms.from_json(Path(self.terms).read_bytes()) != terms:
-            raise InputError(f"the server's terms are not those this site agreed to ({self.terms})")
+        if self.terms:
+            agreed = Terms.from_json(Path(self.terms).read_bytes())
+            if terms != agreed and (not terms.settled or terms.departs_from(agreed)):
+                raise InputError(f"the server's terms are not those this site agreed to ({self.terms})")
 
 
 def _describe(site: Site, limits: Limits, given: Payloads) -> Answer:
