@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -129,6 +130,26 @@ class World:
         """SIGKILL, and wait until they are gone."""
         assert self.signal(signal.SIGKILL, role, command), f"nothing runs as {role} {command}"
         self.until(lambda: not self.pids(role, command), f"{role} {command} gone")
+
+    @contextmanager
+    def slowed(self, role: str, command: str) -> Iterator[None]:
+        """Let the processes run for a moment every three seconds: slow, yet alive."""
+        over = threading.Event()
+
+        def throttle() -> None:
+            while not over.wait(0.1):
+                self.signal(signal.SIGSTOP, role, command)
+                over.wait(2.9)
+                self.signal(signal.SIGCONT, role, command)
+
+        thread = threading.Thread(target=throttle)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self.signal(signal.SIGCONT, role, command)
 
     def end(self) -> None:
         """Nothing of this world survives, whatever happened."""

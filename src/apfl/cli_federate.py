@@ -118,14 +118,15 @@ def server(
     _on_terminate()
     with running(command, where.environment, log) as process:
         wait_until(where.answers, process, 120, "the server", log)
-        admitted: set[str] = set()
         try:
-            where.admit(admitted)
-            told = f"TLS, sites admitted: {', '.join(sorted(admitted)) or 'none yet'}" if where.secure else "insecure"
+            if where.secure:
+                where.admit()
+            names = ", ".join(sorted(where.registered)) or "none yet"
+            told = f"TLS, sites admitted: {names}" if where.secure else "insecure"
             out.print(f"ready: {terms.federation} on {host}:{port} ({told}); log: {log}", soft_wrap=True)
             while process.poll() is None:
                 time.sleep(2)
-                for new in where.admit(admitted) if where.secure else []:
+                for new in where.admit() if where.secure else []:
                     out.print(f"admitted {new}")
         except KeyboardInterrupt:
             out.print("stopped; start it again with the same folder to go on")

@@ -21,6 +21,7 @@ from apfl.container import replacing
 from apfl.deploy import Coordinator, Receipt
 from apfl.errors import InputError
 from apfl.flower.events import Events
+from apfl.flower.keys import public_keys
 from apfl.flower.wire import Setting, content, parts, reason
 
 __all__ = ["Conversation", "Policy", "fetch_back"]
@@ -38,7 +39,6 @@ ATTEMPTS = 5  # for a site whose connection breaks while it is asked
 class Policy:
     """How long to wait for whom."""
 
-    expected: frozenset[str] = frozenset()  # sites that are admitted; the first publication waits for them
     deadline: float = 600.0  # seconds for each stage; then it goes on with those who answered
     linger: float = 0.0  # seconds to stay for late sites when all is done
     evaluate: bool = False
@@ -59,10 +59,11 @@ class Ask:
 class Conversation:
     """One run over one ledger."""
 
-    def __init__(self, grid: Grid, coordinator: Coordinator, policy: Policy, events: Events, nodes: Path) -> None:
+    def __init__(self, grid: Grid, coordinator: Coordinator, policy: Policy, events: Events, folder: Path) -> None:
         self.grid, self.coordinator, self.policy, self.events = grid, coordinator, policy, events
-        self.nodes_file = nodes
-        self.names: dict[int, str] = _read_names(nodes)  # where keys do not vouch for names, sites said them
+        self.nodes_file, self.keys = folder / "flower" / "nodes.json", folder / "keys"
+        self.admitted: frozenset[str] = frozenset()  # sites with a key here; the first publication waits for them
+        self.names: dict[int, str] = _read_names(self.nodes_file)  # where keys do not vouch for names, sites said them
         self.vouched: set[int] = set()
         self.asked: dict[str, Ask] = {}  # by message id
         self.settled_with: dict[tuple[str, str, int], str] = {}  # (client, phase, number) -> why it is not asked again
@@ -98,8 +99,11 @@ class Conversation:
             self.online = {node: self.names.get(node) for node in self.online}
             return
         self.looked, self.online = time.monotonic(), {}
+        self.admitted = frozenset(public_keys(self.keys))
         for node in self.grid.get_nodes():
             if node.name:
+                if node.name not in self.admitted:  # it left, or its key was taken away
+                    continue
                 self.vouched.add(node.node_id)
                 self.names[node.node_id] = node.name
             self.online[node.node_id] = self.names.get(node.node_id)
@@ -287,7 +291,7 @@ class Conversation:
             "describe": state.described, "statistics": state.contributed, "table": state.tabled,
             "refine": state.confirmed,
         }[phase]  # fmt: skip
-        wanted = there | (self.policy.expected if phase in ("describe", "statistics") else frozenset())
+        wanted = there | (self.admitted if phase in ("describe", "statistics") else frozenset())
         if phase == "table":
             wanted = there & state.members
         if phase == "refine":

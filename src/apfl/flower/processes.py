@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -119,30 +120,35 @@ class Server:
     def flwr_command(*words: str) -> list[str]:
         return [str(Path(sys.executable).parent / "flwr"), *words]
 
-    def admit(self, known: set[str]) -> list[str]:
-        """Register the public keys in the folder that are not ``known`` yet; the names that were new."""
-        new = []
-        for name, path in public_keys(self.keys.folder).items():
-            if name in known:
-                continue
-            done = self.flwr("supernode", "register", str(path), CONNECTION, "--name", name)
+    @property
+    def registered(self) -> dict[str, str]:
+        """Name -> number of the sites that Flower's database admits."""
+        path = self.home / "registered.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def admit(self) -> list[str]:
+        """Register the public keys in the folder that are not registered yet; the names that were new."""
+        new = [name for name in public_keys(self.keys.folder) if name not in self.registered]
+        for name in new:
+            path = self.keys.folder / f"{name}.pub"
+            done = self.flwr("supernode", "register", str(path), CONNECTION, "--name", name, "--format", "json")
+            found = re.search(r'"node-id": "?(\d+)', done.stdout)
             said = done.stdout + done.stderr
-            if done.returncode and "already" not in said:
+            if not found and "already" not in said:  # it may have been registered with Flower's own command
                 raise InputError(f"{path} was not admitted: {said.strip()[-300:]}")
-            known.add(name)
-            new.append(name)
+            self._keep(self.registered | {name: found.group(1) if found else ""})
         return new
 
     def dismiss(self, name: str) -> None:
-        """Take a site's key off the server's list."""
-        listed = self.flwr("supernode", "list", CONNECTION, "--format", "json")
-        try:
-            nodes = json.loads(listed.stdout)["nodes"]
-        except (ValueError, KeyError) as error:
-            raise InputError(f"the server's list of sites cannot be read: {listed.stderr[-200:]}") from error
-        for node in nodes:
-            if node.get("name") == name:
-                self.flwr("supernode", "unregister", str(node["node-id"]), CONNECTION)
+        """Take a site's key off the list."""
+        if name in self.registered:
+            if self.registered[name]:
+                self.flwr("supernode", "unregister", self.registered[name], CONNECTION)
+            self._keep({each: node for each, node in self.registered.items() if each != name})
+
+    def _keep(self, registered: Mapping[str, str]) -> None:
+        with replacing(self.home / "registered.json") as temporary:
+            temporary.write_text(json.dumps(registered))
 
 
 @dataclass(frozen=True)

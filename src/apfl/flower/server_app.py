@@ -16,7 +16,6 @@ from apfl.errors import InputError
 from apfl.flower.client_app import SIMULATION
 from apfl.flower.conversation import Conversation, Policy, fetch_back
 from apfl.flower.events import Events
-from apfl.flower.keys import public_keys
 
 __all__ = ["app"]
 
@@ -36,7 +35,6 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(told)
     events = Events(folder, str(context.run_id))
     policy = Policy(
-        expected=frozenset(public_keys(folder / "keys")),
         deadline=float(config.get("deadline") or 0) or DEADLINE,
         linger=float(config.get("linger") or 0),
         evaluate=bool(config.get("evaluate")) or SIMULATION in os.environ,
@@ -44,14 +42,14 @@ def main(grid: Grid, context: Context) -> None:
     )
     try:
         with Coordinator(folder, wait=WAIT) as coordinator:
-            events("started", deadline=policy.deadline, linger=policy.linger, expected=sorted(policy.expected))
+            events("started", deadline=policy.deadline, linger=policy.linger)
             leaver = str(config.get("leave") or "")
             if leaver:
                 data = fetch_back(grid, coordinator, leaver, policy.deadline)
                 take_out = coordinator.forget if config.get("forget") else coordinator.leave
                 events("finished", published=True, evidence=take_out(leaver, data).to_json())
                 return
-            published = Conversation(grid, coordinator, policy, events, folder / "flower" / "nodes.json").run()
+            published = Conversation(grid, coordinator, policy, events, folder).run()
             status = coordinator.status()
             events(
                 "finished", published=published, number=status["current"], phase=status["phase"],
