@@ -119,7 +119,7 @@ def test_personal_models_are_those_of_the_method(federation):
 
 
 def test_byte_counts_are_what_was_sent(federation):
-    status = json.loads(federation.apfl("federate", "status", federation.folder, "--json"))
+    status = federation.json("federate", "status", federation.folder)
     sent = {e["client"]: 0 for e in federation.seen("answered")}
     for event in federation.seen("answered"):
         sent[event["client"]] += event["bytes"] if event["phase"] != "refine" else 0
@@ -152,7 +152,7 @@ def test_the_model_predicts_offline_at_its_site(federation, tmp_path):
     np.savez(tmp_path / "rows.npz", features=shard.features.numpy(), labels=shard.labels.numpy(), class_names=CLASSES)
     said = federation.apfl("predict", model, tmp_path / "rows.npz", "--out", tmp_path / "predicted.csv")
     (reported,) = [
-        row for row in json.loads(federation.apfl("federate", "status", federation.folder, "--json"))["clients"]
+        row for row in federation.json("federate", "status", federation.folder)["clients"]
         if row["name"] == "a"
     ]  # fmt: skip
     assert f"accuracy {reported['accuracy']:.4f}" in said
@@ -170,7 +170,7 @@ def test_an_unknown_key_is_refused(federation, tmp_path):
     federation.until(lambda: process.poll() is not None, "the stranger to be turned away")
     assert process.returncode == 2
     assert "does not admit the key of stranger" in federation.log("stranger")
-    status = json.loads(federation.apfl("federate", "status", federation.folder, "--json"))
+    status = federation.json("federate", "status", federation.folder)
     assert [row["name"] for row in status["clients"]] == ["a", "b", "c", "d"]
 
 
@@ -212,7 +212,7 @@ def test_a_late_site_is_folded_in_and_leaves_without_a_trace(federation):
     assert answers(federation, "statistics") == dict.fromkeys("abcde", 1)
     assert asked_after_accepted(federation, "statistics") == []
     assert read(federation.root / "a" / "site" / "server" / "a" / "model.safetensors")
-    evidence = json.loads(federation.apfl("federate", "leave", federation.folder, "e", "--json").splitlines()[-1])
+    evidence = federation.json("federate", "leave", federation.folder, "e")
     assert evidence["difference"] == 0.0
     assert evidence["deleted"] == [2]
     assert evidence["holders"] == ["a", "b", "c", "d"]
@@ -302,5 +302,5 @@ def test_a_site_that_answers_twice_counts_once(tmp_path):
         assert_central(w, ["a", "b"])
         assert answers(w, "statistics") == {"a": 1, "b": 1}
         assert answers(w, "statistics", "duplicate") == {"a": 1}
-        status = json.loads(w.apfl("federate", "status", w.folder, "--json"))
+        status = w.json("federate", "status", w.folder)
         assert {row["name"]: row["n"] for row in status["clients"]} == {n: len(w.train[n]) for n in "ab"}

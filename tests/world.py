@@ -89,12 +89,20 @@ class World:
         self.processes.append(process)
         return process
 
-    def apfl(self, *words: Any, code: int = 0) -> str:
+    def apfl(self, *words: Any) -> str:
         """Run a command of apfl to its end; what it printed."""
+        done = self._done(*words)
+        return done.stdout + done.stderr
+
+    def json(self, *words: Any) -> dict[str, Any]:
+        """Run a command of apfl that prints JSON."""
+        return dict(json.loads(self._done(*words, "--json").stdout))
+
+    def _done(self, *words: Any) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "APFL_WORLD": f"{self.mark}:command", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         done = subprocess.run([*APFL, *map(str, words)], env=env, capture_output=True, text=True, timeout=PATIENCE)
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
 
     def flwr(self, *words: str) -> str:
         """A plain Flower command, in the environment that the documentation names."""
