@@ -3,9 +3,10 @@
     python benchmarks/deploy.py [--widths 1024,2048,4096,8192] [--features 1280] [--classes 100]
 
 client   draws and applies the map, adds them up or factorises them, packs, and checks what it made as the server will
-server   reads, checks and writes down the contribution; then adds it to the sum
-The factor is what a client with 450 rows sends, the triangle one with 5/4 d rows. One thread, so that other work on the
-machine weighs less; the disk of this machine; no network. Each line is one run in a process of its own.
+server   reads and checks the contribution and writes it down; then adds it to the sum
+The factor is what a client with 450 rows sends, the triangle one with 5/4 d rows. Seconds are those of the processor, on one
+thread, so that they mean the same on a busy machine; waiting for disk and network is not in them. Each line is one run in
+a process of its own.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def one(width: int, wire: str, n_rows: int, n_features: int, n_classes: int) -> 
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    start = time.perf_counter()
+    start = time.process_time()
     result = call()
-    return result, time.perf_counter() - start
+    return result, time.process_time() - start
 
 
 def main() -> None:
@@ -69,7 +70,7 @@ def main() -> None:
         threadpool_limits(1)
         print(json.dumps(one(int(width), wire, int(n_rows), given.features, given.classes)))
         return
-    print("| d | rows | form | wire | MB | client, s | server: check and write, s | server: add, s | peak memory, GB |")
+    print("| d | rows | form | wire | MB | client, s | server: check, s | server: add, s | peak memory, GB |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for width in map(int, given.widths.split(",")):
         for n_rows in (FEW, width * 5 // 4):
