@@ -184,7 +184,7 @@ def kill(how: str, keep: bool, stride: int) -> dict[str, Any]:
 
 def memory(n_clients: int, width: int, keep: bool) -> dict[str, Any]:
     """Peak memory of a coordinator that takes this many contributions, each made, sent and dropped."""
-    home = Path(mkdtemp())
+    home = Path(mkdtemp(dir=SHM if Path(SHM).is_dir() else None))
     draft = Terms("f", method=APFL(d_primary=width, gamma=1.0), class_names=NAMES, n_features=16, quorum=1,
                   keep_contributions=keep)  # fmt: skip
     with Coordinator(home / "server", draft) as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from dataclasses import replace
 from fractions import Fraction
@@ -160,6 +161,8 @@ def test_forgetting_leaves_no_trace_on_disk(tmp_path):
     with Coordinator(tmp_path / "server", Terms("f", method=FIXED)) as server:
         agreement = contribute(server, sites)
         server.accept(b"rubbish", "site-2")
+        server.accept(sites[2].sent(agreement).replace(b"site-2", b"site-9"), "site-2")
+        server.accept(sites[2].sent(agreement), "site-0")
         server.publish()
         for site in sites:
             server.deliver(site.name)
@@ -199,6 +202,42 @@ def test_a_client_that_left_may_come_back(tmp_path):
         after = seen(server.publish(), server.terms)
         assert torch.equal(after.weights, before.weights)
         assert after.number == 3
+
+
+def test_a_message_under_way_does_not_bring_a_client_back(tmp_path):
+    sites = make_sites(tmp_path)
+    with Coordinator(tmp_path / "server", Terms("f", method=FIXED)) as server:
+        for site in sites:
+            server.describe(site.describe(server.invitation()), site.name)
+        agreement = server.settle()
+        late = sites[0].statistics(agreement)
+        assert server.leave("site-0").sha256 is None
+        server.describe(sites[0].describe(server.invitation()), "site-0")
+        refused = server.accept(late, "site-0")
+        assert (refused.outcome, refused.reason) == (
+            "refused", "site-0 has left; to come back, it must make a new contribution"
+        )  # fmt: skip
+        assert server.accept(sites[0].statistics(agreement, again=True), "site-0").outcome == "accepted"
+
+
+def test_a_full_disk_is_not_the_clients_fault(tmp_path, monkeypatch):
+    sites = make_sites(tmp_path)
+    with Coordinator(tmp_path / "server", Terms("f", method=FIXED)) as server:
+        for site in sites:
+            server.describe(site.describe(server.invitation()), site.name)
+        agreement = server.settle()
+        sent = sites[0].statistics(agreement)
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            with pytest.raises(InputError, match="No space left"):
+                server.accept(sent, "site-0")
+        assert server.status()["n_refusals"] == 0
+        assert server.contribution_of("site-0") is None
+        assert server.accept(sent, "site-0").outcome == "accepted"
 
 
 def test_what_the_terms_took_from_a_client_is_named(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -214,7 +215,7 @@ def running() -> tuple[Terms, list[Site], bytes]:
 
 def check_refused(folder: Path, site: Site, data: bytes, reason: str) -> None:
     """Refused with the reason, written down, and the primary is that of the others alone."""
-    terms, sites, agreement = running()
+    _, sites, agreement = running()
     others = [each for each in sites if each is not site][:2]
     with Coordinator(folder / "server", Terms("f", method=FIXED, class_names=NAMES)) as server:
         for each in others:
@@ -271,7 +272,7 @@ def replace_matrix(stats: Statistics, matrix: torch.Tensor) -> Statistics:
 @pytest.mark.parametrize(("times", "passes"), [(0.3, True), (10.0, False)])
 def test_rounding_is_told_from_an_indefinite_matrix(wire, times, passes):
     """The smallest eigenvalue at a fraction, and at a multiple, of what rounding may do."""
-    terms, sites, agreement = running()
+    terms, sites, _ = running()
     terms = replace(terms, wire=wire)
     contribution = decode(encode(*mapped(sites[1], terms), terms, "site-1"), terms)
     matrix = contribution.statistics.autocorrelation
@@ -283,7 +284,7 @@ def test_rounding_is_told_from_an_indefinite_matrix(wire, times, passes):
     lowered = matrix - (values[0] + share * matrix.diagonal().mean()) * torch.outer(vectors[:, 0], vectors[:, 0])
     lowered = torch.tril(lowered) + torch.tril(lowered, -1).T
     tensors = dict(contribution.tensors) | {"autocorrelation": pack(lowered), "crosscorrelation": cross}  # unrounded
-    changed = Contribution("site-1", "triangle", contribution.n_samples, tensors, "", 0)
+    changed = replace(contribution, tensors=tensors)
     if passes:
         check(changed, terms)
     else:
@@ -318,7 +319,7 @@ def settled(draft: Terms) -> Terms:
 
 
 def test_rows_that_cannot_be_used_are_refused_before_they_leave(tmp_path):
-    terms, _, agreement = running()
+    _, _, agreement = running()
     shard = draw_shard(50, 3)
     shard.features[7, 2] = float("nan")
     with pytest.raises(InputError, match="NaN"):
@@ -457,12 +458,9 @@ def test_changed_bytes_are_refused_or_harmless(which, changes, in_header):
     stop = 8 + int.from_bytes(data[:8], "little") if in_header else len(data)
     for place, value in changes:
         data[int(place * stop)] = value
-    try:
+    with suppress(InputError):
         contribution = decode(bytes(data), terms)
         check(contribution, terms)
-    except InputError as error:
-        assert str(error)
-    else:
         assert consistent(contribution, terms)
 
 
@@ -478,12 +476,9 @@ def test_changed_numbers_are_refused_or_harmless(seed, which, magnitude):
     at = rng.integers(values.numel())
     values.view(-1)[at] += float(rng.normal()) * 10**magnitude
     message.tensors[name] = values
-    try:
+    with suppress(InputError):
         contribution = decode(message.sealed(), terms)
         check(contribution, terms)
-    except InputError as error:
-        assert str(error)
-    else:
         assert consistent(contribution, terms)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -14,7 +13,11 @@ from torch import Tensor
 from apfl.container import replacing
 from apfl.errors import InputError
 
-__all__ = ["Blobs"]
+__all__ = ["Blobs", "FolderError", "flush"]
+
+
+class FolderError(InputError):
+    """The coordinator's own folder cannot be used: nobody's message is to blame."""
 
 
 class Blobs:
@@ -25,39 +28,41 @@ class Blobs:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"cannot make the folder {folder}: {error.strerror or error}") from error
+            raise FolderError(f"cannot make the folder {folder}: {error.strerror or error}") from error
 
     def put(self, name: str, data: bytes | Mapping[str, Tensor]) -> None:
         """Write a file; when this returns it survives a power cut."""
-        with replacing(self.folder / name) as temporary:
-            if isinstance(data, bytes):
-                temporary.write_bytes(data)
-            else:
-                save_file(dict(data), temporary)
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-        self._flush()
+        try:
+            with replacing(self.folder / name) as temporary:
+                if isinstance(data, bytes):
+                    temporary.write_bytes(data)
+                else:
+                    save_file(dict(data), temporary)
+                flush(temporary)
+        except InputError as error:
+            raise FolderError(str(error)) from error
+        flush(self.folder)
 
     def read(self, name: str) -> bytes:
         """The bytes of a file."""
         try:
             return (self.folder / name).read_bytes()
         except OSError as error:
-            raise InputError(f"{self.folder / name} cannot be read ({error.strerror}); restore the folder") from error
+            raise FolderError(f"{self.folder / name} cannot be read ({error.strerror}); restore the folder") from error
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of a file."""
         try:
             return load_file(self.folder / name)
         except (OSError, SafetensorError) as error:
-            raise InputError(f"{self.folder / name} cannot be read ({error}); restore the folder") from error
+            raise FolderError(f"{self.folder / name} cannot be read ({error}); restore the folder") from error
 
     def remove(self, names: Collection[str]) -> None:
         """Delete files; those already gone are fine."""
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
         if names:
-            self._flush()
+            flush(self.folder)
 
     def sweep(self, keep: Collection[str]) -> list[str]:
         """Delete every file that is not named in ``keep``."""
@@ -65,11 +70,14 @@ class Blobs:
         self.remove(stray)
         return stray
 
-    def _flush(self) -> None:
-        """Make renames and deletions durable."""
-        with suppress(OSError):  # some systems cannot open a folder
-            handle = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+
+def flush(path: Path) -> None:
+    """Make what was written to a file, or the names in a folder, survive a power cut."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # some systems cannot open a folder
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apfl.deploy.sums import LARGEST
 from apfl.deploy.terms import Terms, check_name
 from apfl.deploy.wire import Expected, count, seal, sha256, text, unseal
 from apfl.errors import InputError
@@ -30,6 +29,7 @@ __all__ = ["Contribution", "check", "decode", "encode"]
 KIND = "statistics"
 # Eigenvalues may fall below zero by so much of the mean diagonal entry before rounding no longer explains it.
 ROUNDING = {"float64": 1e-12, "float32": 1e-6}
+LARGEST = 2.0**36  # of one client's sum of squares: a sum of a great many of them still fits `apfl.deploy.sums`
 ORDINARY = 2.0**20  # the mean square of an activated feature lies between 1 / ORDINARY and ORDINARY
 
 
@@ -40,6 +40,7 @@ class Contribution:
     client: str
     form: str  # triangle, or factor
     n_samples: int
+    nonce: str  # not empty if it was made anew by a client that had left
     tensors: Mapping[str, Tensor]
     sha256: str
     n_bytes: int
@@ -92,7 +93,8 @@ def decode(data: bytes, terms: Terms) -> Contribution:
 
     header, tensors = unseal(KIND, data, expected)
     client = check_name("client", text(header, "client"))
-    return Contribution(client, text(header, "form"), count(header, "n"), tensors, sha256(data), len(data))
+    form, nonce = text(header, "form"), text(header, "nonce")
+    return Contribution(client, form, count(header, "n"), nonce, tensors, sha256(data), len(data))
 
 
 def check(contribution: Contribution, terms: Terms) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from apfl.deploy import publishing
+from apfl.deploy.blobs import FolderError
 from apfl.deploy.contribution import check, decode
 from apfl.deploy.ledger import Ledger
 from apfl.deploy.messages import open_description, open_metrics, open_table
@@ -49,6 +50,8 @@ def written_down(ledger: Ledger, what: str, data: bytes, sender: str | None, tak
     """What ``take`` makes of the message; if it refuses, the refusal is kept with its reason."""
     try:
         return take()
+    except FolderError:
+        raise
     except InputError as error:
         digest, reason = sha256(data), str(error)
         with ledger.transaction():
@@ -93,6 +96,8 @@ def take_contribution(ledger: Ledger, pool: Pool, terms: Terms, data: bytes, sen
     client = _same(contribution.client, sender)
     if ledger.row("SELECT 1 FROM contributions WHERE client = ?", client):
         raise InputError(f"{client} has contributed something else already; it must leave before it can send anew")
+    if not contribution.nonce and ledger.row("SELECT 1 FROM clients WHERE name = ? AND gone IS NOT NULL", client):
+        raise InputError(f"{client} has left; to come back, it must make a new contribution")
     described = ledger.row("SELECT n FROM descriptions WHERE client = ?", client)
     n = contribution.n_samples
     if described is not None and n > described["n"]:

@@ -125,8 +125,8 @@ def _erase(ledger: Ledger, client: str, forget: bool) -> None:
     for table in ("descriptions", "metrics", "tables", "holders"):
         ledger.db.execute(f"DELETE FROM {table} WHERE client = ?", (client,))
     if forget:
-        for table in ("refusals", "events"):
-            ledger.db.execute(f"DELETE FROM {table} WHERE client = ?", (client,))
+        ledger.db.execute("DELETE FROM events WHERE client = ?", (client,))
+        ledger.db.execute("DELETE FROM refusals WHERE client = ? OR instr(reason, ?)", (client, client))
         ledger.db.execute("DELETE FROM clients WHERE name = ?", (client,))
         ledger.event("forgot")
     else:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from apfl.deploy.blobs import Blobs
+from apfl.deploy.blobs import Blobs, FolderError
 from apfl.errors import InputError
 
 __all__ = ["Ledger"]
@@ -69,7 +69,7 @@ class Ledger:
             self._open(path, writer)
         except sqlite3.Error as error:
             self.close()
-            raise InputError(f"{path} cannot be used as a ledger ({error}); restore it from a backup") from error
+            raise FolderError(f"{path} cannot be used as a ledger ({error}); restore it from a backup") from error
         except BaseException:
             self.close()
             raise
@@ -88,7 +88,7 @@ class Ledger:
                     self.db.execute(statement)
                 self.put("format", str(FORMAT))
         if self.get("format") != str(FORMAT):
-            raise InputError(f"{path} has format {self.get('format')}; this apfl reads {FORMAT}")
+            raise FolderError(f"{path} has format {self.get('format')}; this apfl reads {FORMAT}")
         self.blobs.sweep(self.referred())
         if self.get("scrub") == "due":
             self.scrub()
@@ -138,11 +138,8 @@ class Ledger:
         return int(cursor.lastrowid or 0)
 
     def know(self, client: str) -> None:
-        """Make sure that a client has a row; one that had gone is back."""
-        self.db.execute(
-            "INSERT INTO clients VALUES (?, ?, NULL) ON CONFLICT (name) DO UPDATE SET gone = NULL",
-            (client, time.time()),
-        )
+        """Make sure that a client has a row."""
+        self.db.execute("INSERT OR IGNORE INTO clients VALUES (?, ?, NULL)", (client, time.time()))
 
     def event(self, what: str, client: str | None = None, **detail: Any) -> None:
         """Write down that something happened, here and as one line of JSON in the log."""
@@ -165,7 +162,10 @@ class Ledger:
 
 def _lock(path: Path, wait: float) -> int:
     """Hold the folder's lock as long as this process lives; the system lets go of it when it is killed."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise FolderError(f"cannot write to {path.parent}: {error.strerror or error}") from error
     try:
         import fcntl
     except ImportError:  # a system without such locks

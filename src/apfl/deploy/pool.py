@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+from apfl.deploy.blobs import FolderError
 from apfl.deploy.contribution import Contribution, decode
 from apfl.deploy.ledger import Ledger
 from apfl.deploy.sums import LARGEST, ExactSum
@@ -34,6 +35,7 @@ class Pool:
         self.ledger.blobs.put(blob, data)
         with self.ledger.transaction():
             self.ledger.know(contribution.client)
+            self.ledger.db.execute("UPDATE clients SET gone = NULL WHERE name = ?", (contribution.client,))
             self.ledger.insert(
                 "contributions", client=contribution.client, sha256=contribution.sha256, n=contribution.n_samples,
                 form=contribution.form, bytes=contribution.n_bytes, blob=blob, folded=0, received=time.time(),
@@ -59,7 +61,7 @@ class Pool:
         for row in pending:
             running.add(self._decoded(row["blob"], row["sha256"]).statistics)
         if running.largest() >= LARGEST:
-            raise InputError(f"the sum passes {LARGEST:.0e}; rescale the features, or agree on normalise='row'")
+            raise FolderError(f"the sum passes {LARGEST:.0e}; rescale the features, or agree on normalise='row'")
         dropped = [] if self.terms.keep_contributions else [row["blob"] for row in pending]
         with self.replaced(running, dropped):
             for row in pending:
@@ -78,7 +80,7 @@ class Pool:
                 self._running = ExactSum.from_tensors(self.ledger.blobs.tensors(name), self.terms.width)
             found = self.ledger.row("SELECT COALESCE(SUM(n), 0) AS n FROM contributions WHERE folded")
             if found is None or found["n"] != self._running.n_samples:
-                raise InputError(
+                raise FolderError(
                     f"{self.ledger.folder} is damaged: the sum is of {self._running.n_samples} rows, its members "
                     f"have {found and found['n']}; restore the folder from a backup"
                 )
@@ -120,7 +122,9 @@ class Pool:
     def _decoded(self, blob: str, digest: str) -> Contribution:
         data = self.ledger.blobs.read(blob)
         if sha256(data) != digest:
-            raise InputError(f"{self.ledger.blobs.folder / blob} has changed on disk; restore the folder from a backup")
+            raise FolderError(
+                f"{self.ledger.blobs.folder / blob} has changed on disk; restore the folder from a backup"
+            )
         return decode(data, self.terms)
 
     @contextmanager
