@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +12,20 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from apfl.cli_site import (
+    JsonOption,
+    SetOption,
+    end_as_interrupted,
+    join,
+    method_settings,
+    need_flower,
+    simulate,
+    status_of_folder,
+)
 from apfl.container import replacing
-from apfl.deploy import Coordinator, Site, Terms
+from apfl.deploy import Coordinator, Terms
 from apfl.deploy.status import status_of
 from apfl.errors import InputError
-from apfl.extras import optional
 from apfl.report.federation import status_view
 
 __all__ = ["app"]
@@ -29,14 +36,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 out, err = Console(), Console(stderr=True)
-N_LINES = 8  # of what happened last, below a status that is watched
 
 FolderArgument = Annotated[Path, typer.Argument(help="The server's folder for this federation.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines, for other programs.")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="KEY=VALUE, a setting of the method (see `apfl methods apfl`). Repeatable."),
-]
 
 
 @app.command()
@@ -52,7 +53,7 @@ def keys(
 
     A site can make its own pair and send only NAME.pub: who has NAME.key is that site.
     """
-    _flower()
+    need_flower()
     from apfl.flower.keys import make_certificates, make_site_key
 
     if not (host or site):
@@ -96,13 +97,13 @@ def server(
     The terms are fixed when the folder is new. Started again in the same folder, it goes on where it was.
     Public keys put into FOLDER/keys are admitted while it runs.
     """
-    _flower()
+    need_flower()
     from apfl.flower.processes import Server, is_loopback, running, wait_until
 
     given = {
         "quorum": quorum, "min_cohort": min_cohort, "min_per_class": min_per_class, "wire": wire, "seed": seed,
         "keep_contributions": keep_contributions, "class_names": classes and tuple(classes.split(",")),
-        "method": _settings(settings),
+        "method": method_settings(settings),
     }  # fmt: skip
     terms = _agree(folder, name, {key: value for key, value in given.items() if value not in (None, {})})
     where = Server(folder, host, port, secure=not is_loopback(host) if secure is None else secure)
@@ -115,7 +116,7 @@ def server(
     if where.answers():
         raise InputError(f"something listens on port {port} already; stop it, or choose another --port")
     log = folder / "flower" / "superlink.log"
-    _on_terminate()
+    end_as_interrupted()
     with running(command, where.environment, log) as process:
         wait_until(where.answers, process, 120, "the server", log)
         try:
@@ -134,83 +135,7 @@ def server(
     raise InputError(f"the server ended with code {process.returncode}; its log: {log}")
 
 
-@app.command()
-def join(
-    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
-    data: Annotated[str, typer.Option(help="A file of features with labels (.npz, .csv, .parquet).")],
-    name: Annotated[str, typer.Option(help="The site's name, as its key is called.")],
-    folder: Annotated[
-        Path | None, typer.Option(help="The site's own folder: model, log, what was sent. [default: sites/NAME]")
-    ] = None,
-    ca: Annotated[Path | None, typer.Option(help="The server's ca.crt.")] = None,
-    key: Annotated[Path | None, typer.Option(help="This site's private key, NAME.key.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; anyone on the way can read along.")] = False,
-    terms: Annotated[
-        Path | None, typer.Option(help="The server's terms.json: take part under these terms only.")
-    ] = None,
-    show: Annotated[
-        bool, typer.Option("--show-what-leaves", help="List what would leave this site, and stop.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: what is listed may leave.")] = False,
-    min_per_class: Annotated[
-        int, typer.Option(help="Refuse a federation that shares classes with fewer rows.", min=1)
-    ] = Terms.min_per_class,
-    contribute: Annotated[
-        bool, typer.Option("--contribute/--only-receive", help="Send statistics, or only take the primary.")
-    ] = True,
-    report: Annotated[
-        bool, typer.Option("--report", help="Tell the server the accuracy on this site's test rows.")
-    ] = False,
-    test_column: Annotated[str | None, typer.Option(help="Column that is true for test rows.")] = None,
-    test_fraction: Annotated[float, typer.Option(help="Share of the rows kept for testing.", min=0, max=0.9)] = 0.0,
-    group_column: Annotated[
-        str | None, typer.Option(help="Column whose equal entries (a patient's rows) stay together.")
-    ] = None,
-    predict: Annotated[
-        Path | None, typer.Option(help="Rows to predict, here, when the server calls for predictions (.npz).")
-    ] = None,
-    patience: Annotated[float, typer.Option(help="Seconds to try while the server turns the key away.")] = 90.0,
-) -> None:
-    """Take part in a federation with the rows of one file.
-
-    Says first, in numbers and words, what leaves this machine, and asks. Rows never leave; the personal model is
-    written to FOLDER/FEDERATION/NAME/model.safetensors, and `apfl predict` uses it offline.
-    """
-    from apfl.flower.processes import Site as Connection
-    from apfl.flower.processes import is_loopback, split_address
-
-    address, _ = split_address(server)
-    if ca is None and not insecure and not is_loopback(address):
-        raise InputError(f"{server} is another machine: give --ca ca.crt and --key {name}.key, or accept --insecure")
-    for path in (ca, key, terms, predict):
-        if path is not None and not path.is_file():
-            raise InputError(f"there is no file {path}")
-    folder = folder or Path("sites") / name
-    split = {"test_column": test_column, "test_fraction": test_fraction, "group_column": group_column}
-    site = Site.from_file(folder, name, data, **split)  # type: ignore[arg-type]
-    agreement = terms.read_bytes() if terms else Terms("unknown", min_per_class=min_per_class).to_json().encode()
-    err.print(f"What leaves {name}" + ("" if terms else ", under the usual terms (give --terms to be exact)") + ":")
-    for line in site.what_leaves(agreement).lines() if contribute else ["nothing: this site only receives"]:
-        err.print(f"  - {line}", markup=False, highlight=False, soft_wrap=True)
-    if show:
-        return
-    _flower()
-    from apfl.flower.join import stay_connected
-
-    if not yes and not typer.confirm("May this leave?", err=True):
-        raise InputError("nothing was sent")
-    rows = str(Path(data).absolute()) if Path(data).exists() else data
-    config: dict[str, Any] = {
-        "min-per-class": min_per_class, "contribute": contribute, "report": report, "test-fraction": test_fraction,
-        "test-column": test_column or "", "group-column": group_column or "",
-        "terms": str(terms.absolute()) if terms else "", "predict": str(predict.absolute()) if predict else "",
-    }  # fmt: skip
-    connection = Connection(folder, name, rows, server, None if insecure else ca, key, config)
-    _on_terminate()
-    try:
-        stay_connected(connection, folder / "supernode.log", lambda line: err.print(f"{name}: {line}"), patience)
-    except KeyboardInterrupt:
-        err.print(f"{name}: disconnected; what it contributed counts until `apfl federate leave`")
+app.command()(join)
 
 
 @app.command()
@@ -254,7 +179,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Who joined, answered and is late; bytes; membership; accuracy where sites report it."""
-    view = _view(folder, as_json, recent=watch)
+    view = status_of_folder(folder, as_json, recent=watch)
     if not watch:
         out.print(view(), soft_wrap=as_json)
         return
@@ -316,29 +241,7 @@ def result(
         err.print(f"wrote {target}; without a site's refinement it is what a new site starts from")
 
 
-@app.command()
-def simulate(
-    data: Annotated[str, typer.Option(help="As for `apfl run`: 'digits' or a file of features.")] = "digits",
-    clients: Annotated[int, typer.Option(help="Number of sites.", min=2)] = 10,
-    alpha: Annotated[float, typer.Option(help="Dirichlet concentration; smaller is more heterogeneous.")] = 0.5,
-    partition: Annotated[str, typer.Option(help="As for `apfl run`.")] = "dirichlet",
-    seed: Annotated[int, typer.Option(help="Of the partition and of the maps.", min=0)] = 0,
-    folder: Annotated[Path | None, typer.Option("--out", help="[default: runs/federation-TIME]")] = None,
-    settings: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Run the whole federation on this machine, in Flower's simulation engine."""
-    _flower()
-    from apfl.experiment import Protocol
-    from apfl.flower.simulate import simulate as simulated
-
-    folder = folder or Path("runs") / f"federation-{time.strftime('%Y%m%d-%H%M%S')}"
-    protocol = Protocol(partition, clients, alpha)
-    terms = Terms.checked({"federation": "simulated", "seed": seed, "quorum": clients, "method": _settings(settings)})
-    simulated(folder, data, protocol, seed, terms, as_json=as_json)
-    out.print(_view(folder, as_json)(), soft_wrap=as_json)
-    if not as_json:
-        out.print(f"models: {folder}/sites/*/simulated/*/model.safetensors", soft_wrap=True)
+app.command()(simulate)
 
 
 def _take_out(folder: Path, site: str, contribution: Path | None, forget: bool, as_json: bool) -> None:
@@ -395,18 +298,8 @@ def _agree(folder: Path, name: str | None, given: dict[str, Any]) -> Terms:
     return draft
 
 
-def _settings(assignments: list[str] | None) -> dict[str, str]:
-    found = {}
-    for assignment in assignments or []:
-        key, equals, value = assignment.partition("=")
-        if not (key and equals):
-            raise InputError(f"--set {assignment!r} given; expected KEY=VALUE, for example d_primary=1024")
-        found[key] = value
-    return found
-
-
 def _server(folder: Path) -> Any:
-    _flower()
+    need_flower()
     from apfl.flower.processes import Server
 
     return Server.read(folder)
@@ -419,30 +312,3 @@ def _tell(event: dict[str, Any], as_json: bool) -> None:
     from apfl.flower.events import in_words
 
     err.print(in_words(event), markup=False, highlight=False, soft_wrap=True)
-
-
-def _view(folder: Path, as_json: bool, recent: bool = False) -> Callable[[], Any]:
-    from apfl.flower.events import Events, in_words
-
-    def view() -> Any:
-        found = status_of(folder)
-        if as_json:
-            return json.dumps(found)
-        expected = [path.stem for path in (folder / "keys").glob("*.pub")]
-        lines = [in_words(event) for _, event in Events.read(folder / "events.jsonl")][-N_LINES:] if recent else []
-        return status_view(found, expected, lines)
-
-    return view
-
-
-def _on_terminate() -> None:
-    """SIGTERM, which service managers send, ends as Ctrl-C does: children first."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-
-
-def _flower() -> None:
-    optional("flwr", "flower")

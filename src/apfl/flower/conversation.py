@@ -7,31 +7,28 @@ a reply may come long after its deadline and is still taken.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from apfl.container import replacing
 from apfl.deploy import Coordinator, Receipt
 from apfl.errors import InputError
+from apfl.flower.answers import Answers
 from apfl.flower.events import Events
-from apfl.flower.keys import public_keys
+from apfl.flower.presence import Presence
 from apfl.flower.wire import Setting, content, parts, reason
 
-__all__ = ["Conversation", "Policy", "fetch_back"]
+__all__ = ["Conversation", "Policy"]
 
 TYPES = {
     "describe": "query.describe", "statistics": "train.statistics", "table": "train.table", "refine": "train.refine",
     "evaluate": "evaluate.metrics", "predict": "query.predict",
 }  # fmt: skip
 PAUSE = 0.5
-LOOK = 1.0  # seconds between two looks at who is connected
 ATTEMPTS = 5  # for a site whose connection breaks while it is asked
 
 
@@ -61,15 +58,10 @@ class Conversation:
 
     def __init__(self, grid: Grid, coordinator: Coordinator, policy: Policy, events: Events, folder: Path) -> None:
         self.grid, self.coordinator, self.policy, self.events = grid, coordinator, policy, events
-        self.nodes_file, self.keys = folder / "flower" / "nodes.json", folder / "keys"
-        self.admitted: frozenset[str] = frozenset()  # sites with a key here; the first publication waits for them
-        self.names: dict[int, str] = _read_names(self.nodes_file)  # where keys do not vouch for names, sites said them
-        self.vouched: set[int] = set()
+        self.sites = Presence(grid, folder)
         self.asked: dict[str, Ask] = {}  # by message id
         self.settled_with: dict[tuple[str, str, int], str] = {}  # (client, phase, number) -> why it is not asked again
         self.attempts: dict[tuple[str, str, int], int] = {}
-        self.online: dict[int, str | None] = {}
-        self.looked = -LOOK
         self.stage: tuple[str, int] = ("", 0)
         self.stage_began = time.monotonic()
         self.chosen: tuple[int, bytes] | None = None
@@ -78,7 +70,7 @@ class Conversation:
         """Until nothing is left to do; whether there is a primary and every site that could has its model."""
         done_since: float | None = None
         while True:
-            self._look()
+            self.sites.look()
             self._ask()
             moved = self._take()
             moved |= self._decide()
@@ -91,40 +83,17 @@ class Conversation:
             if not moved:
                 time.sleep(PAUSE)
 
-    # Who is there
-
-    def _look(self) -> None:
-        """The sites that are connected, by the names their keys are registered under or that they said."""
-        if time.monotonic() - self.looked < LOOK:
-            self.online = {node: self.names.get(node) for node in self.online}
-            return
-        self.looked, self.online = time.monotonic(), {}
-        self.admitted = frozenset(public_keys(self.keys))
-        for node in self.grid.get_nodes():
-            if node.name:
-                if node.name not in self.admitted:  # it left, or its key was taken away
-                    continue
-                self.vouched.add(node.node_id)
-                self.names[node.node_id] = node.name
-            self.online[node.node_id] = self.names.get(node.node_id)
-
-    def _learn(self, node: int, name: str) -> None:
-        if node not in self.names:
-            self.names[node] = name
-            with replacing(self.nodes_file) as temporary:
-                temporary.write_text(json.dumps(self.names))
-
     # Asking
 
     def _ask(self) -> None:
         busy = {ask.node for ask in self.asked.values()}
-        state = _State(self.coordinator)
-        for node, client in self.online.items():
+        state = Answers(self.coordinator)
+        for node, client in self.sites.online.items():
             phase = None if node in busy else self._next(node, client, state)
             if phase is not None:
                 self._send(node, client, phase, state)
 
-    def _next(self, node: int, client: str | None, state: _State) -> str | None:
+    def _next(self, node: int, client: str | None, state: Answers) -> str | None:
         """What the ledger lacks from this site."""
         if client is None:
             return self._unless_settled("describe", str(node), 0)
@@ -151,11 +120,11 @@ class Conversation:
     def _unless_settled(self, phase: str, who: str, number: int) -> str | None:
         return None if (who, phase, number) in self.settled_with else phase
 
-    def _choosing(self, state: _State) -> bool:
+    def _choosing(self, state: Answers) -> bool:
         """Whether tables are still collected for the current publication: not once anyone has refined by a choice."""
         return state.wants_tables and not state.confirmed and (self.chosen or (0, b""))[0] != state.current
 
-    def _send(self, node: int, client: str | None, phase: str, state: _State) -> None:
+    def _send(self, node: int, client: str | None, phase: str, state: Answers) -> None:
         payloads = {"terms": self.coordinator.invitation() if phase == "describe" else state.terms}
         number = state.current or 0
         if phase == "refine":
@@ -193,13 +162,17 @@ class Conversation:
         return moved
 
     def _answered(self, ask: Ask, reply: Message) -> None:
-        settings, payloads = parts(reply)
+        try:
+            settings, payloads = parts(reply)
+        except InputError as error:
+            self._failed(ask, str(error), again=False)
+            return
         name = str(settings.get("name", ""))
-        client = ask.client if ask.node in self.vouched else ask.client or name
-        if client is None or (ask.node in self.vouched and name != client):
+        client = ask.client if ask.node in self.sites.vouched else ask.client or name
+        if client is None or (ask.node in self.sites.vouched and name != client):
             self._failed(ask, f"the key of {client} came with the name {name!r}", again=False)
             return
-        self._learn(ask.node, client)
+        self.sites.learn(ask.node, client)
         ask.client = client
         if "failed" in settings or "declined" in settings:
             why = str(settings.get("failed") or settings.get("declined"))
@@ -253,7 +226,7 @@ class Conversation:
 
     def _decide(self) -> bool:
         """Settle, publish or choose, when everyone has answered or the deadline has passed."""
-        state = _State(self.coordinator)
+        state = Answers(self.coordinator)
         stage = ("describe", 0) if not state.settled else ("statistics", 0) if state.current is None else (
             ("table", state.current) if self._choosing(state) else ("refine", state.current)
         )  # fmt: skip
@@ -284,14 +257,14 @@ class Conversation:
             return True
         return False
 
-    def _waiting(self, phase: str, number: int, state: _State) -> Collection[str]:
+    def _waiting(self, phase: str, number: int, state: Answers) -> Collection[str]:
         """Who has yet to answer in this stage."""
-        there = {client or str(node) for node, client in self.online.items()}
+        there = self.sites.everyone()
         answered = {
             "describe": state.described, "statistics": state.contributed, "table": state.tabled,
             "refine": state.confirmed,
         }[phase]  # fmt: skip
-        wanted = there | (self.admitted if phase in ("describe", "statistics") else frozenset())
+        wanted = there | (self.sites.admitted if phase in ("describe", "statistics") else frozenset())
         if phase == "table":
             wanted = there & state.members
         if phase == "refine":
@@ -304,7 +277,7 @@ class Conversation:
 
     def _done(self) -> bool:
         """Nothing can be asked and nobody is waited for, or the deadline of the last stage has passed."""
-        state = _State(self.coordinator)
+        state = Answers(self.coordinator)
         late = time.monotonic() - self.stage_began > self.policy.deadline
         waiting = self._waiting(*self.stage, state)
         if late:
@@ -312,67 +285,5 @@ class Conversation:
         if waiting or (self.stage[0] != "refine"):
             return False
         return not any(ask.phase in ("evaluate", "predict") for ask in self.asked.values()) and not any(
-            self._next(node, client, state) for node, client in self.online.items()
+            self._next(node, client, state) for node, client in self.sites.online.items()
         )
-
-
-class _State:
-    """Who has answered what, as the ledger has it now."""
-
-    def __init__(self, coordinator: Coordinator) -> None:
-        ledger = coordinator.ledger
-
-        def names(query: str, *values: Any) -> frozenset[str]:
-            return frozenset(row["client"] for row in ledger.rows(query, *values))
-
-        settled = ledger.get("terms")
-        self.settled = settled is not None
-        self.terms = (settled or coordinator.draft.to_json()).encode()
-        self.wants_tables = self.settled and coordinator.terms.wants_tables
-        self.gone = frozenset(row["name"] for row in ledger.rows("SELECT name FROM clients WHERE gone IS NOT NULL"))
-        self.described = names("SELECT client FROM descriptions")
-        self.contributed = names("SELECT client FROM contributions")
-        latest = ledger.row("SELECT MAX(number) AS number FROM publications")
-        self.current: int | None = None if latest is None or ledger.get("stale") == "1" else latest["number"]
-        self.members = names("SELECT client FROM members WHERE publication = ?", self.current)
-        self.tabled = names("SELECT client FROM tables WHERE publication = ?", self.current)
-        self.confirmed = names(
-            "SELECT client FROM holders WHERE publication = ? AND confirmed IS NOT NULL", self.current
-        )
-        self.measured = names("SELECT client FROM metrics WHERE publication = ?", self.current)
-        # Those whose contribution the next publication will hold need not refine by this one first.
-        self.next_members = self.contributed - self.members if coordinator.ready() else frozenset()
-
-
-def fetch_back(grid: Grid, coordinator: Coordinator, client: str, deadline: float) -> bytes:
-    """What a site sent, from the site itself: where only sums are kept, leaving needs those bytes once more."""
-    row = coordinator.ledger.row("SELECT sha256 FROM contributions WHERE client = ?", coordinator.known(client))
-    if row is None:
-        return b""
-    payloads = {"terms": coordinator.terms.to_json().encode(), "digest": row["sha256"].encode()}
-    asked, end = None, time.monotonic() + deadline
-    while time.monotonic() < end:
-        if asked is None:
-            nodes = [node.node_id for node in grid.get_nodes() if node.name == client]
-            if nodes:
-                (asked,) = grid.push_messages([Message(content(payloads), nodes[0], "train.sent")])
-        for reply in grid.pull_messages([asked]) if asked else ():
-            if reply.has_error():
-                asked = None
-                continue
-            settings, found = parts(reply)
-            if "failed" in settings:
-                raise InputError(f"{client} could not send again what it sent: {settings['failed']}")
-            return found["statistics"]
-        time.sleep(PAUSE)
-    raise InputError(
-        f"{client} did not send again what it sent within {deadline:.0f} s; connect it, or give the file from its "
-        "folder with --contribution"
-    )
-
-
-def _read_names(path: Path) -> dict[int, str]:
-    try:
-        return {int(node): str(name) for node, name in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, AttributeError):
-        return {}

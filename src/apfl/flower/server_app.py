@@ -6,16 +6,18 @@ The federation's folder comes from APFL_FEDERATION, which ``apfl federate server
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from apfl.deploy import Coordinator
 from apfl.errors import InputError
 from apfl.flower.client_app import SIMULATION
-from apfl.flower.conversation import Conversation, Policy, fetch_back
+from apfl.flower.conversation import PAUSE, Conversation, Policy
 from apfl.flower.events import Events
+from apfl.flower.wire import content, parts
 
 __all__ = ["app"]
 
@@ -45,7 +47,7 @@ def main(grid: Grid, context: Context) -> None:
             events("started", deadline=policy.deadline, linger=policy.linger)
             leaver = str(config.get("leave") or "")
             if leaver:
-                data = fetch_back(grid, coordinator, leaver, policy.deadline)
+                data = _fetch_back(grid, coordinator, leaver, policy.deadline)
                 take_out = coordinator.forget if config.get("forget") else coordinator.leave
                 events("finished", published=True, evidence=take_out(leaver, data).to_json())
                 return
@@ -59,3 +61,30 @@ def main(grid: Grid, context: Context) -> None:
     except Exception as error:
         events("crashed", reason=f"{type(error).__name__}: {error}")
         raise
+
+
+def _fetch_back(grid: Grid, coordinator: Coordinator, client: str, deadline: float) -> bytes:
+    """What a site sent, from the site itself: where only sums are kept, leaving needs those bytes once more."""
+    row = coordinator.ledger.row("SELECT sha256 FROM contributions WHERE client = ?", coordinator.known(client))
+    if row is None:
+        return b""
+    payloads = {"terms": coordinator.terms.to_json().encode(), "digest": row["sha256"].encode()}
+    asked, end = None, time.monotonic() + deadline
+    while time.monotonic() < end:
+        if asked is None:
+            nodes = [node.node_id for node in grid.get_nodes() if node.name == client]
+            if nodes:
+                (asked,) = grid.push_messages([Message(content(payloads), nodes[0], "train.sent")])
+        for reply in grid.pull_messages([asked]) if asked else ():
+            if reply.has_error():
+                asked = None
+                continue
+            settings, found = parts(reply)
+            if "failed" in settings:
+                raise InputError(f"{client} could not send again what it sent: {settings['failed']}")
+            return found["statistics"]
+        time.sleep(PAUSE)
+    raise InputError(
+        f"{client} did not send again what it sent within {deadline:.0f} s; connect it, or give the file from its "
+        "folder with --contribution"
+    )
