@@ -2,11 +2,12 @@
 
     python benchmarks/deploy.py [--widths 1024,2048,4096,8192] [--features 1280] [--classes 100]
 
-client   draws and applies the map, adds them up or factorises them, packs, and checks what it made as the server will
+client   draws and applies the map, adds rows up or factorises them, packs, and checks what it made as the server will
 server   reads and checks the contribution and writes it down; then adds it to the sum
-The factor is what a client with 450 rows sends, the triangle one with 5/4 d rows. Seconds are those of the processor, on one
-thread, so that they mean the same on a busy machine; waiting for disk and network is not in them. Each line is one run in
-a process of its own.
+
+The factor is what a client with 450 rows sends, the triangle one with 5/4 d rows. Seconds are those of the processor,
+on one thread, so that they mean the same on a busy machine; waiting for disk and network is not in them. Each line is
+one run in a process of its own.
 """
 
 from __future__ import annotations
