@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from apfl.container import read
+from apfl.data import load_dataset
 from apfl.deploy.ledger import Ledger
 from apfl.deploy.messages import open_publication
 from apfl.deploy.terms import Terms
+from apfl.experiment import Protocol, federate
 from apfl.federation import Shard
 from apfl.methods.apfl import APFL
 from apfl.ridge import one_hot
@@ -291,8 +293,8 @@ def test_the_server_killed_in_every_phase(tmp_path):
             torch.testing.assert_close(model_of(w, name).refinement, expected.refinement, rtol=1e-9, atol=1e-9)
 
 
-def test_a_site_that_answers_twice_counts_once(tmp_path):
-    with world(tmp_path, ["a", "b"], secure=False, d_primary=256, **FIXED) as w:
+def test_a_site_that_answers_twice_counts_once_and_leaves_by_sending_again(tmp_path):
+    with world(tmp_path, ["a", "b"], secure=False, keep_contributions=False, d_primary=256, **FIXED) as w:
         w.server()
         w.join("a")
         w.join("a", role="again")  # the same site, started twice
@@ -304,3 +306,22 @@ def test_a_site_that_answers_twice_counts_once(tmp_path):
         assert answers(w, "statistics", "duplicate") == {"a": 1}
         status = w.json("federate", "status", w.folder)
         assert {row["name"]: row["n"] for row in status["clients"]} == {n: len(w.train[n]) for n in "ab"}
+        # The server kept only the sum: to leave, the site sends once more what it sent, and that is subtracted.
+        evidence = w.json("federate", "leave", w.folder, "a")
+        assert evidence["difference"] is None
+        assert evidence["residual"] < 1e-9
+        assert_central(w, ["b"])
+
+
+def test_the_simulation_engine_gives_the_models_of_the_method(tmp_path):
+    folder = tmp_path / "simulated"
+    words = ["federate", "simulate", "--clients", "3", "--alpha", "1", "--seed", "2", "--set", "d_primary=128"]
+    with world(tmp_path, ["unused"], secure=False) as w:
+        w.apfl(*words, "--out", folder)
+    dealt = federate(load_dataset("digits"), Protocol("dirichlet", 3, 1.0), 2)
+    *_, last = APFL(d_primary=128).rounds(dealt.train, dealt.n_classes, 2)
+    for number, expected in enumerate(last.models):
+        name = f"site-{number:03d}"
+        own = DualStream.load(folder / "sites" / name / "simulated" / name / "model.safetensors")
+        torch.testing.assert_close(own.refinement, expected.refinement, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(own.primary, expected.primary, rtol=1e-9, atol=1e-9)

@@ -23,7 +23,7 @@ FLOORS = [
     {"estimator", "experiment", "deploy", "features", "pipeline", "tuning"},
     {"report"},
     {"flower"},
-    {"cli", "cli_features", "cli_federate", "cli_site"},
+    {"cli", "cli_features", "cli_federate", "cli_leave", "cli_site"},
 ]
 
 

@@ -179,6 +179,9 @@ class World:
         """The terms as options."""
         words: list[str] = []
         for key, value in self.terms.items():
+            if isinstance(value, bool):
+                words.append(f"--{'' if value else 'no-'}{key.replace('_', '-')}")
+                continue
             words += ["--set", f"{key}={value}"] if key in METHOD else [f"--{key.replace('_', '-')}", str(value)]
         return words
 

@@ -12,11 +12,13 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from apfl.cli_leave import FolderArgument, forget, leave, server_of
 from apfl.cli_site import (
     JsonOption,
     SetOption,
     end_as_interrupted,
     join,
+    keys,
     method_settings,
     need_flower,
     simulate,
@@ -37,33 +39,8 @@ app = typer.Typer(
 )
 out, err = Console(), Console(stderr=True)
 
-FolderArgument = Annotated[Path, typer.Argument(help="The server's folder for this federation.")]
 
-
-@app.command()
-def keys(
-    folder: Annotated[Path, typer.Argument(help="Where to write them; the server looks in its folder's keys/.")],
-    host: Annotated[
-        list[str] | None, typer.Option(help="Name or address by which sites reach the server. Repeatable.")
-    ] = None,
-    site: Annotated[list[str] | None, typer.Option(help="Make a key pair for this site. Repeatable.")] = None,
-    days: Annotated[int, typer.Option(help="How long the server's certificate is valid.", min=1)] = 825,
-) -> None:
-    """Make certificates for the server (--host) and key pairs for sites (--site).
-
-    A site can make its own pair and send only NAME.pub: who has NAME.key is that site.
-    """
-    need_flower()
-    from apfl.flower.keys import make_certificates, make_site_key
-
-    if not (host or site):
-        raise InputError("nothing to make: give --host NAME for the server's certificate, --site NAME for key pairs")
-    if host:
-        made = make_certificates(folder, host, days)
-        out.print(f"{made.certificate} for {', '.join(host)}; sites need {made.authority}", soft_wrap=True)
-    for name in site or []:
-        private, public = make_site_key(folder, name)
-        out.print(f"{private} goes to {name} and nowhere else; {public} stays with the server", soft_wrap=True)
+app.command()(keys)
 
 
 @app.command()
@@ -157,7 +134,7 @@ def run(
     """
     from apfl.flower.follow import follow, start_run
 
-    run_id = start_run(_server(folder), deadline=deadline, linger=linger, evaluate=evaluate, predict=predict)
+    run_id = start_run(server_of(folder), deadline=deadline, linger=linger, evaluate=evaluate, predict=predict)
     try:
         last = follow(folder, run_id, lambda event: _tell(event, as_json))
     except KeyboardInterrupt:
@@ -192,32 +169,8 @@ def status(
         return
 
 
-@app.command()
-def leave(
-    folder: FolderArgument,
-    site: Annotated[str, typer.Argument(help="The site that leaves.")],
-    contribution: Annotated[
-        Path | None,
-        typer.Option(help="The bytes it sent (sent-HASH.safetensors in its folder), if only sums are kept."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Take a site out: everything is then as if it had never joined, and the evidence is printed."""
-    _take_out(folder, site, contribution, False, as_json)
-
-
-@app.command()
-def forget(
-    folder: FolderArgument,
-    site: Annotated[str, typer.Argument(help="The site to forget.")],
-    contribution: Annotated[
-        Path | None,
-        typer.Option(help="The bytes it sent (sent-HASH.safetensors in its folder), if only sums are kept."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """`leave`, and erase the site's name too."""
-    _take_out(folder, site, contribution, True, as_json)
+app.command()(leave)
+app.command()(forget)
 
 
 @app.command()
@@ -244,43 +197,6 @@ def result(
 app.command()(simulate)
 
 
-def _take_out(folder: Path, site: str, contribution: Path | None, forget: bool, as_json: bool) -> None:
-    data = None
-    if contribution is not None:
-        if not contribution.is_file():
-            raise InputError(f"there is no file {contribution}")
-        data = contribution.read_bytes()
-    with Coordinator(folder, wait=10) as coordinator:
-        kept = coordinator.draft.keep_contributions or data is not None
-        if kept:
-            evidence = (coordinator.forget if forget else coordinator.leave)(site, data).to_json()
-    if not kept:  # the site itself must send once more what it sent
-        from apfl.flower.follow import follow, start_run
-
-        run_id = start_run(_server(folder), leave=site, forget=forget)
-        evidence = follow(folder, run_id, lambda event: None)["evidence"]
-    _dismiss(folder, site)
-    if as_json:
-        out.print(json.dumps(evidence), soft_wrap=True, highlight=False, markup=False)
-        return
-    from apfl.deploy import Evidence
-
-    for line in Evidence(**evidence).lines():
-        out.print(line, soft_wrap=True, highlight=False, markup=False)
-    if evidence["publication"] is not None:
-        out.print(f"sites refit with the next run: apfl federate run {folder}", soft_wrap=True)
-
-
-def _dismiss(folder: Path, site: str) -> None:
-    """The site's key no longer opens the door."""
-    public = folder / "keys" / f"{site}.pub"
-    if public.exists():
-        public.replace(public.with_suffix(".pub.left"))
-        server = _server(folder)
-        if server.answers():
-            server.dismiss(site)
-
-
 def _agree(folder: Path, name: str | None, given: dict[str, Any]) -> Terms:
     """The federation's terms: those of the folder, or new ones; terms that contradict the folder's are refused."""
     if not (folder / "ledger.sqlite").exists():
@@ -296,13 +212,6 @@ def _agree(folder: Path, name: str | None, given: dict[str, Any]) -> Terms:
     if asked != draft:
         raise InputError(f"{folder} was agreed on other terms (see {folder / 'terms.json'}); leave the options away")
     return draft
-
-
-def _server(folder: Path) -> Any:
-    need_flower()
-    from apfl.flower.processes import Server
-
-    return Server.read(folder)
 
 
 def _tell(event: dict[str, Any], as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``apfl federate join``, which a site runs, and ``apfl federate simulate``; and what these share with the server's."""
+"""``apfl federate keys``, ``join`` and ``simulate``; and what these share with the server's commands."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ __all__ = [
     "SetOption",
     "end_as_interrupted",
     "join",
+    "keys",
     "method_settings",
     "need_flower",
     "simulate",
@@ -37,6 +38,31 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="KEY=VALUE, a setting of the method (see `apfl methods apfl`). Repeatable."),
 ]
+
+
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where to write them; the server looks in its folder's keys/.")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address by which sites reach the server. Repeatable.")
+    ] = None,
+    site: Annotated[list[str] | None, typer.Option(help="Make a key pair for this site. Repeatable.")] = None,
+    days: Annotated[int, typer.Option(help="How long the server's certificate is valid.", min=1)] = 825,
+) -> None:
+    """Make certificates for the server (--host) and key pairs for sites (--site).
+
+    A site can make its own pair and send only NAME.pub: who has NAME.key is that site.
+    """
+    need_flower()
+    from apfl.flower.keys import make_certificates, make_site_key
+
+    if not (host or site):
+        raise InputError("nothing to make: give --host NAME for the server's certificate, --site NAME for key pairs")
+    if host:
+        made = make_certificates(folder, host, days)
+        out.print(f"{made.certificate} for {', '.join(host)}; sites need {made.authority}", soft_wrap=True)
+    for name in site or []:
+        private, public = make_site_key(folder, name)
+        out.print(f"{private} goes to {name} and nowhere else; {public} stays with the server", soft_wrap=True)
 
 
 def join(
@@ -80,7 +106,6 @@ def join(
     Says first, in numbers and words, what leaves this machine, and asks. Rows never leave; the personal model is
     written to FOLDER/FEDERATION/NAME/model.safetensors, and `apfl predict` uses it offline.
     """
-    from apfl.flower.processes import Site as Connection
     from apfl.flower.processes import is_loopback, split_address
 
     address, _ = split_address(server)
@@ -99,7 +124,7 @@ def join(
     if show:
         return
     need_flower()
-    from apfl.flower.join import stay_connected
+    from apfl.flower.join import Connection, stay_connected
 
     if not yes and not typer.confirm("May this leave?", err=True):
         raise InputError("nothing was sent")

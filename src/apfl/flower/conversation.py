@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import Message
@@ -20,16 +20,12 @@ from apfl.errors import InputError
 from apfl.flower.answers import Answers
 from apfl.flower.events import Events
 from apfl.flower.presence import Presence
+from apfl.flower.questions import TYPES, Ask, Closed
 from apfl.flower.wire import Setting, content, parts, reason
 
 __all__ = ["Conversation", "Policy"]
 
-TYPES = {
-    "describe": "query.describe", "statistics": "train.statistics", "table": "train.table", "refine": "train.refine",
-    "evaluate": "evaluate.metrics", "predict": "query.predict",
-}  # fmt: skip
 PAUSE = 0.5
-ATTEMPTS = 5  # for a site whose connection breaks while it is asked
 
 
 @dataclass(frozen=True)
@@ -42,17 +38,6 @@ class Policy:
     predict: bool = False
 
 
-@dataclass
-class Ask:
-    """A message on its way."""
-
-    node: int
-    client: str | None
-    phase: str
-    number: int
-    at: float = field(default_factory=time.monotonic)
-
-
 class Conversation:
     """One run over one ledger."""
 
@@ -60,8 +45,7 @@ class Conversation:
         self.grid, self.coordinator, self.policy, self.events = grid, coordinator, policy, events
         self.sites = Presence(grid, folder)
         self.asked: dict[str, Ask] = {}  # by message id
-        self.settled_with: dict[tuple[str, str, int], str] = {}  # (client, phase, number) -> why it is not asked again
-        self.attempts: dict[tuple[str, str, int], int] = {}
+        self.closed = Closed()
         self.stage: tuple[str, int] = ("", 0)
         self.stage_began = time.monotonic()
         self.chosen: tuple[int, bytes] | None = None
@@ -96,29 +80,29 @@ class Conversation:
     def _next(self, node: int, client: str | None, state: Answers) -> str | None:
         """What the ledger lacks from this site."""
         if client is None:
-            return self._unless_settled("describe", str(node), 0)
+            return self._unless_closed("describe", str(node), 0)
         if client in state.gone:
             return None
         if not state.settled:
-            return None if client in state.described else self._unless_settled("describe", client, 0)
-        if client not in state.contributed and (ask := self._unless_settled("statistics", client, 0)):
+            return None if client in state.described else self._unless_closed("describe", client, 0)
+        if client not in state.contributed and (ask := self._unless_closed("statistics", client, 0)):
             return ask
         number = state.current
         if number is None:
             return None
         if self._choosing(state) and client in state.members and client not in state.tabled:
-            return self._unless_settled("table", client, number)
+            return self._unless_closed("table", client, number)
         if not self._choosing(state) and client not in state.confirmed and client not in state.next_members:
-            return self._unless_settled("refine", client, number)
+            return self._unless_closed("refine", client, number)
         if client in state.confirmed:
             wanted = [("evaluate", self.policy.evaluate and client not in state.measured)]
             for phase, asked_for in [*wanted, ("predict", self.policy.predict)]:
-                if asked_for and (ask := self._unless_settled(phase, client, number)):
+                if asked_for and (ask := self._unless_closed(phase, client, number)):
                     return ask
         return None
 
-    def _unless_settled(self, phase: str, who: str, number: int) -> str | None:
-        return None if (who, phase, number) in self.settled_with else phase
+    def _unless_closed(self, phase: str, who: str, number: int) -> str | None:
+        return None if (who, phase, number) in self.closed else phase
 
     def _choosing(self, state: Answers) -> bool:
         """Whether tables are still collected for the current publication: not once anyone has refined by a choice."""
@@ -186,7 +170,7 @@ class Conversation:
             told["reason"] = receipt.reason
         self.events("answered", client=client, seconds=round(time.monotonic() - ask.at, 2), **told)
         if receipt is not None and not receipt.ok:
-            self.settled_with[client, ask.phase, ask.number] = receipt.reason
+            self.closed.close(ask.key, receipt.reason)
 
     def _handed_over(self, ask: Ask, client: str, payloads: dict[str, bytes]) -> Receipt | None:
         takers: dict[str, tuple[str, Callable[[bytes, str | None], Receipt]]] = {
@@ -201,24 +185,23 @@ class Conversation:
                 return Receipt("refused", client, f"the settings of publication {ask.number} were chosen already")
             receipt = take(payloads.get(name, b""), client)
             if ask.phase in ("describe", "evaluate"):
-                self.settled_with[client, ask.phase, ask.number] = "answered"
+                self.closed.close(ask.key, "answered")
             return receipt
         if ask.phase == "refine":
             self.coordinator.confirm(client, ask.number)
             if "metrics" in payloads:  # a site that reports need not be asked for it separately
                 self.coordinator.metrics(payloads["metrics"], client)
         else:
-            self.settled_with[client, ask.phase, ask.number] = "answered"
+            self.closed.close(ask.key, "answered")
         return None
 
     def _failed(self, ask: Ask, why: str, *, again: bool, declined: bool = False) -> None:
-        who = ask.client or str(ask.node)
-        key = (who, ask.phase, ask.number)
-        self.attempts[key] = self.attempts.get(key, 0) + 1
-        if not again or self.attempts[key] >= ATTEMPTS:
-            self.settled_with[key] = why
+        if again:
+            self.closed.broken(ask.key, why)
+        else:
+            self.closed.close(ask.key, why)
         if ask.client is not None and declined and ask.phase == "describe":
-            self.settled_with[ask.client, "statistics", 0] = why
+            self.closed.close((ask.client, "statistics", 0), why)
         event = "declined" if declined else "failed"
         self.events(event, client=ask.client, phase=ask.phase, number=ask.number, reason=why)
 
@@ -270,7 +253,7 @@ class Conversation:
         if phase == "refine":
             wanted = there - state.next_members
         key = number if phase in ("table", "refine") else 0
-        out = {who for who in wanted if who not in answered and (who, phase, key) not in self.settled_with}
+        out = {who for who in wanted if who not in answered and (who, phase, key) not in self.closed}
         if phase == "refine":  # before anything new is published, whoever is sending statistics may finish
             out |= {ask.client or str(ask.node) for ask in self.asked.values() if ask.phase == "statistics"}
         return out - state.gone

@@ -6,22 +6,55 @@ away at first. A key that the server does not know is turned away in the same wo
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from apfl.errors import InputError
-from apfl.flower.processes import Site, last_lines, running
+from apfl.flower.processes import environment, free_port, last_lines, running
 
-__all__ = ["PATIENCE", "stay_connected"]
+__all__ = ["PATIENCE", "Connection", "stay_connected"]
 
 PATIENCE = 90.0  # seconds; Flower takes up to 60 to notice that a site is gone
 TURNED_AWAY = "[code: 2004]"
 PAUSES = (2.0, 5.0, 10.0, 30.0)
 
 
-def stay_connected(site: Site, log: Path, say: Callable[[str], None], patience: float = PATIENCE) -> None:
+@dataclass(frozen=True)
+class Connection:
+    """A site's connection: its folder, its rows, the server and the key it is known by."""
+
+    folder: Path
+    name: str
+    data: str
+    server: str
+    authority: Path | None = None
+    key: Path | None = None
+    config: Mapping[str, str | int | float | bool] = field(default_factory=dict)  # what the site allows
+
+    def command(self) -> list[str]:
+        """The SuperNode."""
+        words = [sys.executable, "-m", "apfl.flower.supernode", "--superlink", self.server]
+        if self.authority is None:
+            words += ["--insecure"]
+        else:
+            words += ["--root-certificates", str(self.authority)]
+        if self.key is not None:
+            words += ["--auth-supernode-private-key", str(self.key)]
+        config = {"name": self.name, "data": self.data, "folder": str(self.folder.absolute()), **self.config}
+        told = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
+        return [*words, "--port", str(free_port()), "--node-config", told]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return environment(self.folder / "flower")
+
+
+def stay_connected(site: Connection, log: Path, say: Callable[[str], None], patience: float = PATIENCE) -> None:
     """Keep the site connected until interrupted; raise if the server does not admit its key."""
     turned_away_since: float | None = None
     failures = 0

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from apfl.container import replacing
@@ -26,7 +26,7 @@ from apfl.flower.bundle import write_app
 from apfl.flower.keys import ServerKeys, public_keys
 from apfl.flower.orphan import PARENT
 
-__all__ = ["Server", "Site", "environment", "free_port", "is_loopback", "running", "split_address"]
+__all__ = ["Server", "environment", "free_port", "is_loopback", "running", "split_address"]
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -149,36 +149,6 @@ class Server:
     def _keep(self, registered: Mapping[str, str]) -> None:
         with replacing(self.home / "registered.json") as temporary:
             temporary.write_text(json.dumps(registered))
-
-
-@dataclass(frozen=True)
-class Site:
-    """A site's connection: its folder, its rows, the server and the key it is known by."""
-
-    folder: Path
-    name: str
-    data: str
-    server: str
-    authority: Path | None = None
-    key: Path | None = None
-    config: Mapping[str, str | int | float | bool] = field(default_factory=dict)  # what the site allows
-
-    def command(self) -> list[str]:
-        """The SuperNode."""
-        words = [sys.executable, "-m", "apfl.flower.supernode", "--superlink", self.server]
-        if self.authority is None:
-            words += ["--insecure"]
-        else:
-            words += ["--root-certificates", str(self.authority)]
-        if self.key is not None:
-            words += ["--auth-supernode-private-key", str(self.key)]
-        config = {"name": self.name, "data": self.data, "folder": str(self.folder.absolute()), **self.config}
-        told = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
-        return [*words, "--port", str(free_port()), "--node-config", told]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return environment(self.folder / "flower")
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from apfl.errors import InputError
 from apfl.flower.client_app import SIMULATION
 from apfl.flower.conversation import PAUSE, Conversation, Policy
 from apfl.flower.events import Events
+from apfl.flower.presence import Presence
 from apfl.flower.wire import content, parts
 
 __all__ = ["app"]
@@ -47,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
             events("started", deadline=policy.deadline, linger=policy.linger)
             leaver = str(config.get("leave") or "")
             if leaver:
-                data = _fetch_back(grid, coordinator, leaver, policy.deadline)
+                data = _fetch_back(grid, coordinator, leaver, policy.deadline, Presence(grid, folder))
                 take_out = coordinator.forget if config.get("forget") else coordinator.leave
                 events("finished", published=True, evidence=take_out(leaver, data).to_json())
                 return
@@ -63,7 +64,7 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
-def _fetch_back(grid: Grid, coordinator: Coordinator, client: str, deadline: float) -> bytes:
+def _fetch_back(grid: Grid, coordinator: Coordinator, client: str, deadline: float, sites: Presence) -> bytes:
     """What a site sent, from the site itself: where only sums are kept, leaving needs those bytes once more."""
     row = coordinator.ledger.row("SELECT sha256 FROM contributions WHERE client = ?", coordinator.known(client))
     if row is None:
@@ -72,7 +73,8 @@ def _fetch_back(grid: Grid, coordinator: Coordinator, client: str, deadline: flo
     asked, end = None, time.monotonic() + deadline
     while time.monotonic() < end:
         if asked is None:
-            nodes = [node.node_id for node in grid.get_nodes() if node.name == client]
+            sites.look()
+            nodes = [node for node, name in sites.online.items() if name == client]
             if nodes:
                 (asked,) = grid.push_messages([Message(content(payloads), nodes[0], "train.sent")])
         for reply in grid.pull_messages([asked]) if asked else ():
