@@ -6,6 +6,8 @@ Every wait is for a condition. Every process is killed at the end, whatever happ
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -225,7 +227,7 @@ def test_a_late_site_is_folded_in_and_leaves_without_a_trace(federation):
 
 def test_sites_killed_before_during_and_after_their_upload_and_one_too_slow(tmp_path):
     names = ["a", "after", "before", "slow", "during"]  # the last has most rows, and so the longest upload
-    with world(tmp_path, names, d_primary=4096, d_refinement=64, quorum=2, **FIXED) as w:
+    with world(tmp_path, names, d_primary=2048, d_refinement=64, quorum=2, **FIXED) as w:
         w.server()
         for name in names:
             w.join(name)
@@ -236,7 +238,9 @@ def test_sites_killed_before_during_and_after_their_upload_and_one_too_slow(tmp_
             w.until(lambda: w.seen("asked", client="before", phase="statistics"), "before to be asked")
             w.kill("before")
             log = tmp_path / "during" / "site" / "supernode.log"
+            (uploading,) = w.pids("during", "apfl.flower.supernode")
             w.until(lambda: "Sending: train.statistics" in log.read_text(), "the upload to begin", pause=0.002)
+            os.kill(uploading, signal.SIGKILL)
             w.kill("during")
             told = log.read_text()
             assert "Sent successfully" not in told[told.index("Sending: train.statistics") :]
