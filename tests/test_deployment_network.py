@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from .test_deployment import FIXED, answers, asked_after_accepted, assert_central
+from .test_deployment import FIXED, answers, answers_for, asked_after_accepted, assert_central
 from .world import world
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'apfl[flower]'")
@@ -78,14 +78,14 @@ def test_a_cut_network_delays_a_site_and_loses_nothing(tmp_path):
         assert codes == {
             "/health": "200", "/v1/control/list-runs": "403", "/v1/runtime/acquire-task": "403", "/docs": "403"
         }, said.stderr  # fmt: skip
-        run = w.run("--deadline", 60, "--linger", 240)
+        w.run("--deadline", 60, "--linger", 240)
         w.until(lambda: w.seen("asked", client="far", phase="statistics"), "far to be asked")
         ip("link", "set", cable, "down")
         w.until(lambda: w.seen("published", number=1), "the deadline")
         assert_central(w, ["a", "b"], 1)
         ip("link", "set", cable, "up")
         w.until(lambda: w.seen("published", number=2), "the site behind the cable")
-        w.finish(run)
+        w.until(lambda: set(answers_for(w, "refine", 2)) == {"a", "b", "far"}, "everyone's model")
         assert_central(w, ["a", "b", "far"], 2)
         assert answers(w, "statistics") == {"a": 1, "b": 1, "far": 1}
         assert asked_after_accepted(w, "statistics") == []
