@@ -192,11 +192,10 @@ def memory(n_clients: int, width: int, keep: bool) -> dict[str, Any]:
         server.describe(first.describe(server.invitation()))
         terms = Terms.from_json(server.settle())
         assert terms == settle(draft, [Description("site-0", 20, 16, NAMES)])
-        mapping = terms.maps(torch.zeros(1, 16))[0]
-        for k in range(n_clients):
-            rows = terms.normaliser()(torch.randn(20, 16, generator=torch.Generator().manual_seed(k)))
-            data = encode(mapping(rows), torch.arange(20) % 3, terms, f"site-{k}")
-            assert server.accept(data).outcome == "accepted"
+        rows = terms.normaliser()(first.train.features)
+        data = encode(terms.maps(rows)[0](rows), first.train.labels, terms, "site-0000")
+        for k in range(n_clients):  # the server does not know that they all have the same rows
+            assert server.accept(data.replace(b"site-0000", f"site-{k:04}".encode())).outcome == "accepted"
         assert len(server.publish().members) == n_clients
     shutil.rmtree(home)
     return {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load as load_tensors
 
+import apfl.deploy.contribution as contribution_room
 from apfl.deploy import Coordinator, Site, Terms
 from apfl.deploy.contribution import ROUNDING, Contribution, check, check_statistics, decode, encode
 from apfl.deploy.messages import (
@@ -35,7 +36,7 @@ from apfl.deploy.wire import seal, sha256
 from apfl.errors import InputError
 from apfl.exchange import pack, unpack
 from apfl.methods.apfl import APFL
-from apfl.ridge import Statistics
+from apfl.ridge import Statistics, one_hot, statistics
 
 from .federation_toys import AUTO, FIXED, NAMES, contribute, draw_shard, make_sites, tabulate
 
@@ -155,6 +156,12 @@ TRIANGLES: dict[str, tuple[Callable[[Message], None], str]] = {
     "indefinite": (dip(1.0), "indefinite"),
     "indefinite just beyond rounding": (dip(1e-11), "indefinite"),
     "negative diagonal": (entry("autocorrelation", -5.0), "indefinite"),
+    "an absurd product": (entry("autocorrelation", 1e4), "n contradicts the matrix: trace"),
+    "an absurd class sum": (entry("crosscorrelation", 1e200), "n contradicts the matrix"),
+    "an absurd off-diagonal entry": (
+        tensor("autocorrelation", lambda t: torch.cat([t[:1], t[1:2] + 1e250, t[2:]])),
+        "indefinite",
+    ),
     "class sums too long": (tensor("crosscorrelation", lambda t: 3 * t), "n contradicts the matrix"),
     "another map": (header("map", "0" * 64), "another feature map"),
     "narrower": (tensor("autocorrelation", lambda t: t[: 39 * 40 // 2].clone()), "must be F64"),
@@ -290,6 +297,21 @@ def test_rounding_is_told_from_an_indefinite_matrix(wire, times, passes):
     else:
         with pytest.raises(InputError, match="indefinite"):
             check(changed, terms)
+
+
+@pytest.mark.parametrize("wire", ["float64", "float32"])
+def test_a_triangle_that_rounds_to_an_indefinite_one_goes_as_a_factor(monkeypatch, wire):
+    terms, sites, _ = running()
+    terms = replace(terms, wire=wire)
+    phi, labels = mapped(sites[1], terms)
+    with monkeypatch.context() as patched:
+        patched.setattr(contribution_room, "_definite", lambda stats, terms: False)
+        sent = decode(encode(phi, labels, terms, "site-1"), terms)
+    assert (sent.form, sent.n_samples) == ("factor", 70)
+    check(sent, terms)
+    tolerance = 1e-12 if wire == "float64" else 1e-4  # 24 bits, relative to entries of up to a hundred
+    plain = statistics(phi, one_hot(labels, 3))
+    torch.testing.assert_close(sent.statistics.autocorrelation, plain.autocorrelation, rtol=tolerance, atol=tolerance)
 
 
 def mapped(site: Site, terms: Terms) -> tuple[torch.Tensor, torch.Tensor]:

@@ -126,10 +126,13 @@ def check_statistics(stats: Statistics, terms: Terms) -> None:
             f"{1 / ORDINARY:.1g} to {ORDINARY:.1g} (largest sum {largest:.3g}, allowed {LARGEST:.1g}); "
             "rescale the features, or agree on normalise='row'"
         )
-    most = _largest_row(terms)
+    row, entry = (bound * (1 + 1e-3) for bound in _bounds(terms))  # rows are mapped in single precision
     trace = float(diagonal.sum())
-    if most is not None and trace > n * most * (1 + 1e-3):  # rows are mapped in single precision
-        raise InputError(f"n contradicts the matrix: trace {trace:.4g} of {n} rows, each of at most {most:.4g}")
+    if trace > n * row or largest > n * entry:
+        raise InputError(
+            f"n contradicts the matrix: trace {trace:.4g}, largest sum of squares {largest:.4g}; "
+            f"{n} rows give at most {n * row:.4g} and {n * entry:.4g}"
+        )
     empty = stats.class_counts == 0
     # Only a factor is multiplied out here, and rounds; relative to what the class sums of n such rows could be.
     if float(stats.crosscorrelation[:, empty].abs().sum()) > 1e-4 * math.sqrt(n * trace):
@@ -182,17 +185,17 @@ def _check_intercept(stats: Statistics, terms: Terms) -> None:
         raise InputError(f"n contradicts the matrix: the column of ones counts otherwise than {n} rows")
 
 
-def _largest_row(terms: Terms) -> float | None:
-    """The largest |phi|^2 that a row can have; None where it has no bound."""
-    d, width = int(terms.method.d_primary), terms.n_features or 0
-    ones = float(terms.method.intercept)
+def _bounds(terms: Terms) -> tuple[float, float]:
+    """The largest |phi|^2 and the largest square of an entry of it that a row can have; infinite without a bound."""
+    d, ones = int(terms.method.d_primary), float(terms.method.intercept)
     if terms.method.activation_primary in ("sigmoid", "cosine"):
-        return d + ones
+        return d + ones, 1.0
     if terms.method.normalise != "row":
-        return None
-    # |act(x)| <= |x|, |z|^2 = l, and the largest singular value of a Gaussian l x d map / sqrt(l) exceeds
-    # 1 + sqrt(d / l) + 6 / sqrt(l) with probability below e^-18.
-    return (math.sqrt(width) + math.sqrt(d) + 6) ** 2 + ones
+        return math.inf, math.inf
+    # |act(x)| <= |x| and |z|^2 = l. sqrt(l) R is Gaussian (l, d): its largest singular value passes
+    # sqrt(l) + sqrt(d) + 8, and a column's length sqrt(l) + 8, with a probability below e^-32.
+    root = math.sqrt(terms.n_features or 0)
+    return (root + math.sqrt(d) + 8) ** 2 + ones, (root + 8) ** 2
 
 
 def _definite(stats: Statistics, terms: Terms) -> bool:
@@ -210,7 +213,7 @@ def _factor_fits(contribution: Contribution, terms: Terms) -> bool:
     slack = 10 * ROUNDING[terms.wire] * contribution.n_samples
     if contribution.n_samples < terms.width:
         return float(rest.abs().max()) <= slack
-    return float(torch.linalg.eigvalsh(rest)[0]) >= -slack
+    return _smallest_eigenvalue(rest) >= -slack
 
 
 def _allowed(stats: Statistics, terms: Terms) -> float:
@@ -225,7 +228,14 @@ def _positive(matrix: Tensor, allowed: float) -> bool:
     matrix.diagonal().add_(allowed)
     if not int(torch.linalg.cholesky_ex(matrix).info):
         return True
-    return float(torch.linalg.eigvalsh(matrix)[0]) >= 0
+    return _smallest_eigenvalue(matrix) >= 0
+
+
+def _smallest_eigenvalue(matrix: Tensor) -> float:
+    try:
+        return float(torch.linalg.eigvalsh(matrix)[0])
+    except RuntimeError:  # torch's LinAlgError: entries so far apart that it does not converge: of no real rows
+        return -math.inf
 
 
 def _why_indefinite(stats: Statistics, terms: Terms) -> str:
