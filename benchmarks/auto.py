@@ -16,37 +16,23 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import settings
 import torch
 
-from apfl.data import load_dataset
 from apfl.experiment import Protocol, federate, keep_record, run
 from apfl.federation import Dataset, Federation
 from apfl.gcv import feature_energy
 from apfl.leaveout import LeftOut, hat_basis, leverage_sketch
-from apfl.maps import random_map
 from apfl.methods import load_method
-from apfl.methods._primary import mapped_and_summed, shared_normaliser
+from apfl.methods._primary import mapped_and_summed, shared_normaliser, stream_maps
 from apfl.personal import solve_primary, width_for
 from apfl.ridge import one_hot
 from apfl.tables import local_prior
 
-FILES = {
-    "digits": "digits",
-    "cifar100": "cifar100-efficientnet-lite0.npz",
-    "tinyimagenet": "tinyimagenet200-efficientnet-lite0.npz",
-    "pacs": "pacs-efficientnet-lite0.npz",
-}
-SETTINGS: list[tuple[str, Protocol]] = [
-    *(("cifar100", Protocol(n_clients=k, alpha=a)) for k in (50, 100) for a in (0.1, 0.5, 1.0)),
-    *(("tinyimagenet", Protocol(n_clients=50, alpha=a, minimum=10)) for a in (0.1, 0.5, 1.0)),
-    *(("pacs", Protocol(n_clients=20, alpha=a, minimum=10)) for a in (0.1, 1.0)),
-    ("pacs", Protocol("domains", 20, client_column="domains")),
-    ("digits", Protocol()),
-]
-GAMMAS = [10.0**p for p in (-4, -3, -2, -1, 0)]  # over the feature energy, around where GCV lies
-BETAS = [10.0 ** (p / 2) for p in range(-7, 2)]
-BALANCES = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4]
-TAUS = [0.0, 0.01, 0.02, 0.04, 0.08, 0.12]
+GAMMAS = [10.0**p for p in (-3, -2, -1.5, -1, -0.5, 0, 0.5)]  # over the feature energy, around where GCV lies
+BETAS = [10.0 ** (p / 2) for p in range(-6, 5)]
+BALANCES = [0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4]
+TAUS = [0.0, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.18, 0.25]
 
 
 def oracle_table(federation: Federation, seed: int) -> torch.Tensor:
@@ -55,8 +41,9 @@ def oracle_table(federation: Federation, seed: int) -> torch.Tensor:
     clients, tests, c = federation.train, federation.test, federation.n_classes
     features = clients[0].features
     width = width_for(sum(map(len, clients)))
-    normalise = shared_normaliser("row", clients)
-    maps = [random_map(features.shape[1], width, seed=2 * seed + stream).like(features) for stream in (0, 1)]
+    normalise = shared_normaliser(method.normalise, clients)
+    activations = (method.activation_primary, method.activation_refinement)
+    maps = stream_maps(features, (width, width), activations, seed, method.intercept)
     phis, summed = mapped_and_summed(clients, c, normalise, maps[0])
     unit = feature_energy(summed)
     table = torch.zeros(len(GAMMAS), len(BETAS), len(BALANCES), len(TAUS), dtype=torch.float64, device=features.device)
@@ -73,7 +60,9 @@ def oracle_table(federation: Federation, seed: int) -> torch.Tensor:
         prior = local_prior(targets.sum(0), summed.class_counts, method.smoothing)
         for g, (primary, sketch) in enumerate(zip(primaries, sketches, strict=True)):
             phi = phis[k].double()
-            target = LeftOut(hat, phi @ sketch, targets - phi @ primary.weights, method.refinement).target
+            target = LeftOut(
+                hat, phi @ sketch, targets - phi @ primary.weights, method.refinement, sketched=True
+            ).target
             inner = hat.basis.T @ target
             bases = [(phi_test @ primary.weights + tau * prior).float() for tau in TAUS]
             for b, beta in enumerate(BETAS):
@@ -82,11 +71,6 @@ def oracle_table(federation: Federation, seed: int) -> torch.Tensor:
                     hits = (base + refined).argmax(2) == tests[k].labels
                     table[g, b, :, t] += hits.double().mean(1) / len(measured)
     return table.cpu()
-
-
-def name_of(data: str, protocol: Protocol) -> str:
-    spread = "5 per domain" if protocol.partition == "domains" else f"alpha {protocol.alpha:g}"
-    return f"{data}, {protocol.n_clients} clients, {spread}"
 
 
 def measure(
@@ -98,14 +82,14 @@ def measure(
         federation = federate(dataset, protocol, seed).to(device)
         for name in accuracy:
             record, _ = run(name, load_method(name), federation, dataset, protocol, seed)
-            keep_record(record, out / "records.jsonl")
+            keep_record(settings.with_commit(record), out / "records.jsonl")
             accuracy[name].append(record.accuracy_client_mean)
         tables.append(oracle_table(federation, seed))
     mean = torch.stack(tables).mean(0)
     where = np.unravel_index(int(mean.argmax()), mean.shape)
     best = [axis[i] for axis, i in zip((GAMMAS, BETAS, BALANCES, TAUS), where, strict=True)]
     row = {
-        "setting": name_of(data, protocol), "protocol": asdict(protocol), "apfl": accuracy["apfl"],
+        "setting": settings.name_of(data, protocol), "protocol": asdict(protocol), "apfl": accuracy["apfl"],
         "apfl_paper": accuracy["apfl_paper"], "oracle": float(mean.max()), "oracle_setting": best,
         "seconds": time.perf_counter() - start,
     }  # fmt: skip
@@ -116,21 +100,19 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
+    parser.add_argument("--data", type=Path, default=settings.DATA)
     parser.add_argument("--out", type=Path, default=Path("runs/auto"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--settings", nargs="+", choices=list(FILES), default=list(FILES))
+    parser.add_argument("--settings", nargs="+", default=list(settings.FILES), help="beginnings of their names")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     loaded: dict[str, Dataset] = {}
     print("| setting | apfl_paper | apfl (automatic) | oracle on test | apfl - oracle | seconds |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for data, protocol in SETTINGS:
-        if data not in arguments.settings:
-            continue
+    for data, protocol in settings.chosen(arguments.settings):
         if data not in loaded:
-            loaded[data] = load_dataset("digits" if data == "digits" else str(arguments.data / FILES[data]))
+            loaded[data] = settings.load(arguments.data, data)
         row = measure(data, loaded[data], protocol, arguments.seeds, arguments.device, arguments.out)
         ours, paper = (100 * np.mean(row[name]) for name in ("apfl", "apfl_paper"))  # type: ignore[arg-type]
         spread = 100 * np.std(row["apfl"], ddof=1) if len(arguments.seeds) > 1 else 0.0  # type: ignore[arg-type]

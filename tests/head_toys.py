@@ -47,7 +47,7 @@ def train_alone(
     head: tuple[Tensor, Tensor], shard: Shard, k: int, t: int, *, seed: int, lr: float, epochs: int, batch: int
 ) -> tuple[Tensor, Tensor]:
     """One client's local epochs by autograd and torch.optim.SGD, on the normalised rows of its own stream."""
-    rows = shard.features * shard.features.shape[1] ** 0.5 / shard.features.norm(dim=1, keepdim=True)
+    rows = rooted(shard)
     weight, bias = (p.clone().requires_grad_() for p in head)
     optimiser = torch.optim.SGD([weight, bias], lr=lr)
     rng = generator(seed, BATCHES, t, k)
@@ -57,6 +57,12 @@ def train_alone(
             torch.nn.functional.cross_entropy(rows[some] @ weight + bias, shard.labels[some]).backward()
             optimiser.step()
     return weight.detach(), bias.detach()
+
+
+def rooted(shard):
+    """A client's features as the heads see them by default: square roots, each row at length sqrt(l)."""
+    roots = shard.features.sign() * shard.features.abs() ** 0.5
+    return roots * roots.shape[1] ** 0.5 / roots.norm(dim=1, keepdim=True)
 
 
 def final(method, clients, n_classes, seed=0):

@@ -58,6 +58,34 @@ def test_one_factorisation_a_point_gives_the_same_curve(monkeypatch):
             assert score == pytest.approx(by_gamma[gamma], rel=0.06)
 
 
+def test_gamma_from_factorisations_does_not_fall_for_its_own_noise(monkeypatch):
+    """With a few rows less than columns both parts of GCV vanish with gamma; a sketched trace cannot tell how fast."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(560, 60))
+    phi = torch.from_numpy(np.maximum(z @ rng.normal(size=(60, 600)), 0))
+    labels = (z @ rng.normal(size=(60, 3)) + 4 * rng.normal(size=(560, 3))).argmax(1)
+    stats = statistics(phi, one_hot(torch.from_numpy(labels), 3))
+    exact = choose_gamma(stats)
+    monkeypatch.setattr(gcv_room, "EIGEN_WIDTH", 0)
+    sketched = choose_gamma(stats)
+    assert 0.3 < sketched.lowest / exact.lowest < 3.2  # a point of the path further at most
+    assert not math.isfinite(sketched.scores[0])
+
+
+def test_exact_leverage_is_not_clipped_as_a_sketched_one_is():
+    """A row that nobody else supports has leverage 0.999: known exactly, it is used as it is."""
+    phi = torch.eye(3, dtype=torch.float64)[[0, 0, 1, 2]]
+    y = one_hot(torch.tensor([0, 1, 1, 0]), 2)
+    factor = factorise(statistics(phi, y), 1e-3)
+    residual = y - phi @ torch.cholesky_solve(phi.T @ y, factor)
+    exact = LeftOut(hat_basis(phi), whiten(phi, factor), residual)
+    sketched = LeftOut(hat_basis(phi), whiten(phi, factor), residual, sketched=True)
+    assert exact.clipped == 0
+    assert sketched.clipped == 0.5
+    torch.testing.assert_close(y[2] - exact.primary[2], torch.zeros(2, dtype=torch.float64), atol=1e-9, rtol=0)
+    assert float((y[2] - sketched.primary[2]).abs().max()) > 0.5
+
+
 def test_gamma_is_near_the_best_for_new_rows():
     """A noisy linear target: GCV finds a gamma that predicts fresh rows about as well as the best one can."""
     rng = np.random.default_rng(0)
@@ -197,7 +225,8 @@ def test_fixed_in_sample_settings_are_the_paper_preset():
     clients = draw_clients([5, 30, 12], 6, 3, 0)
     shared = {"d_primary": 25, "d_refinement": 20, "gamma": 2.0, "beta": 3.0, "balance": 0.4}
     (auto,) = load_method("apfl", **shared, tau=0, refinement="in-sample").rounds(clients, 3, 0)
-    (paper,) = load_method("apfl_paper", **shared).rounds(clients, 3, 0)
+    apart = {"activation_primary": "hardswish", "activation_refinement": "hardswish", "normalise": "root"}
+    (paper,) = load_method("apfl_paper", **shared, **apart).rounds(clients, 3, 0)
     for a, p, shard in zip(auto.models, paper.models, clients, strict=True):
         torch.testing.assert_close(a.scores(shard.features), p.scores(shard.features), rtol=1e-12, atol=1e-12)
     assert (auto.index, auto.bytes_up, auto.bytes_down) == (paper.index, paper.bytes_up, paper.bytes_down)

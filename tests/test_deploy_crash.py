@@ -35,9 +35,9 @@ def check(report: dict[str, Any], keep: str) -> None:
 
 @pytest.mark.parametrize("keep", ["keep", "sum"])
 def test_killed_at_some_steps(keep):
-    report = killed("steps", keep, "17")
+    report = killed("steps", keep, "29")
     check(report, keep)
-    assert report["killed"] == report["moments"] >= 15
+    assert report["killed"] == report["moments"] >= 8
 
 
 @pytest.mark.slow
@@ -56,9 +56,8 @@ def test_killed_at_random_moments(keep):
     assert report["killed"] >= 20  # some finish first
 
 
-@pytest.mark.parametrize("keep", ["keep", "sum"])
-def test_memory_does_not_grow_with_the_clients(keep):
-    few, many = (killed("memory", n, "256", keep)["peak_mb"] for n in ("5", "60"))
+def test_memory_does_not_grow_with_the_clients():
+    few, many = (killed("memory", n, "256", "sum")["peak_mb"] for n in ("5", "60"))
     # 55 contributions of width 256 would be 29 MB as sums; the allocator's own noise is a few.
     assert many < few + 8
 

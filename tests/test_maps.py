@@ -105,11 +105,17 @@ def test_what_cannot_be_drawn_is_refused():
         random_map(3, 3, seed=-1)
 
 
-def test_row_normalisation_gives_every_row_the_same_length():
+@pytest.mark.parametrize("how", ["row", "root"])
+def test_row_normalisation_gives_every_row_the_same_length(how):
     z = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     z[2] = 0
-    lengths = Normaliser("row")(z).norm(dim=1)
+    lengths = Normaliser(how)(z).norm(dim=1)
     torch.testing.assert_close(lengths, torch.full((5,), math.sqrt(7), dtype=torch.float64) * (z.norm(dim=1) > 0))
+
+
+def test_root_keeps_signs_and_takes_square_roots_of_ratios():
+    (row,) = Normaliser("root")(torch.tensor([[9.0, -4.0, 0.0, 1.0]], dtype=torch.float64))
+    torch.testing.assert_close(row / row[3], torch.tensor([3.0, -2.0, 0.0, 1.0], dtype=torch.float64))
 
 
 def test_standardise_from_added_moments_is_standardising_the_union():

@@ -130,12 +130,13 @@ def test_the_command_line_tunes_once_and_runs_what_was_chosen(tmp_path: Path) ->
         with pytest.raises(SystemExit) as stopped:
             main([*command, "--no-save-models", "--out", str(folder)])
         assert not stopped.value.code
-    (line,) = (folder / "tuning.jsonl").read_text().splitlines()
-    found = json.loads(line)
+    found, other = map(json.loads, (folder / "tuning.jsonl").read_text().splitlines())
+    assert (found["method"], other["method"]) == ("fedavg", "fedncm")
     best = max(found["results"], key=lambda each: each["accuracy_client_mean"])
     records = read_records(folder / "records.jsonl")
     assert [(r.method, r.seed) for r in records] == [(m, s) for s in (0, 1) for m in ("fedavg", "fedncm")]
     assert {r.settings["lr"] for r in records if r.method == "fedavg"} == {best["lr"]} == {found["chosen"]["lr"]}
+    assert {r.settings["normalise"] for r in records if r.method == "fedncm"} == {other["chosen"]["normalise"]}
     assert {each.name for each in folder.iterdir()} == {"records.jsonl", "tuning.jsonl"}
 
 

@@ -10,7 +10,7 @@ from apfl.methods import load_method
 from apfl.methods._stack import Stack
 from apfl.methods.fedala import _mix
 
-from .head_toys import assert_same_heads, clusters, final, initial_head, one_thread, train_alone  # noqa: F401
+from .head_toys import assert_same_heads, clusters, final, initial_head, one_thread, rooted, train_alone  # noqa: F401
 
 SIZES = [37, 5, 64, 20]
 COMMON = {"n_rounds": 8, "batch": 16, "lr": 0.2}
@@ -96,7 +96,7 @@ def test_fedavg_with_one_client_is_local_head() -> None:
 def test_fedavg_with_one_full_batch_step_is_a_central_gradient_step() -> None:
     clients = clusters(SIZES)
     last = final(load_method("fedavg", n_rounds=1, epochs=1, batch=1000, lr=0.7), clients, 4)
-    rows = torch.cat([s.features * 6**0.5 / s.features.norm(dim=1, keepdim=True) for s in clients])
+    rows = torch.cat([rooted(s) for s in clients])
     weight, bias = (p.requires_grad_() for p in initial_head(0, 6, 4))
     torch.nn.functional.cross_entropy(rows @ weight + bias, torch.cat([s.labels for s in clients])).backward()
     torch.testing.assert_close(last.models[0].weight, (weight - 0.7 * weight.grad).detach(), rtol=1e-9, atol=1e-12)

@@ -81,7 +81,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         Whether the refinement is fitted to left-out residuals of the primary, or to in-sample ones as in the paper.
     activations : str or pair of str
         Activation of both maps, or of the primary and of the refinement map.
-    normalise : {"row", "standardise", "none"}
+    normalise : {"root", "row", "standardise", "none"}
         How features are scaled first. The moments of ``standardise`` are those of the first fit and stay fixed.
     intercept : bool
         Append a column of ones to both maps.

@@ -11,6 +11,7 @@ from the same Gaussian sketch for every point, so that the curve is smooth.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -111,7 +112,12 @@ def _by_factorisation(stats: Statistics) -> Callable[[float], float]:
         primary = torch.cholesky_solve(stats.crosscorrelation, factor)
         fitted = float((primary * stats.crosscorrelation).sum())
         rss = stats.target_energy - fitted - gamma * float(primary.square().sum())
-        trace = float(leverage_sketch(factor, TRACE_SKETCH, seed=0).square().sum())
-        return _gcv(stats, rss, stats.width - gamma * trace)
+        unfitted = gamma * float(leverage_sketch(factor, TRACE_SKETCH, seed=0).square().sum())  # d - df
+        # The sketch's standard deviation is at most this. With N < d both rss and N - df vanish as gamma does: where
+        # N - df is lost in the spread of the sketch, so is the score.
+        spread = math.sqrt(2 / TRACE_SKETCH * unfitted)
+        if stats.n_samples - stats.width + unfitted < 5 * spread:
+            return float("inf")
+        return _gcv(stats, rss, stats.width - unfitted)
 
     return score

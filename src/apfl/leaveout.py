@@ -34,6 +34,7 @@ __all__ = ["HatBasis", "LeftOut", "Refinement", "hat_basis", "leverage_sketch", 
 
 Refinement = Literal["in-sample", "cross-fitted"]
 MOST_LEVERAGE = 0.99  # a sketched q may come out at 1 or more
+EXACT_MOST_LEVERAGE = 1 - 1e-10  # an exact one only by rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,19 +88,24 @@ class LeftOut:
     residual: Tensor  # E (n, c)
     kind: Refinement = "in-sample"
     groups: Tensor | None = None  # (n,); without them every row is a group of its own
+    sketched: bool = False  # whether V comes from a sketch
+
+    @property
+    def _most(self) -> float:
+        return MOST_LEVERAGE if self.sketched else EXACT_MOST_LEVERAGE
 
     @cached_property
     def leverage(self) -> Tensor:
         """q, (n,), below 1."""
-        return self.whitened.square().sum(1).clamp_max(MOST_LEVERAGE)
+        return self.whitened.square().sum(1).clamp_max(self._most)
 
     @cached_property
     def clipped(self) -> float:
         """The share of rows, or of groups, whose leverage had to be clipped."""
         if self.groups is None:
-            return float((self.whitened.square().sum(1) > MOST_LEVERAGE).double().mean())
+            return float((self.whitened.square().sum(1) > self._most).double().mean())
         tops = [torch.linalg.matrix_norm(self.whitened[g], ord=2) ** 2 for g in self._members]
-        return float((torch.stack(tops) > MOST_LEVERAGE).double().mean())
+        return float((torch.stack(tops) > self._most).double().mean())
 
     @cached_property
     def primary(self) -> Tensor:
@@ -155,7 +161,7 @@ class LeftOut:
         values: Tensor
         vectors: Tensor
         values, vectors = torch.linalg.eigh(self.whitened[g] @ self.whitened[g].T)
-        return torch.eye(len(g)).to(vectors) - (vectors * values.clamp_max(MOST_LEVERAGE)) @ vectors.T
+        return torch.eye(len(g)).to(vectors) - (vectors * values.clamp_max(self._most)) @ vectors.T
 
     @cached_property
     def _targets_without(self) -> list[Tensor]:
@@ -187,4 +193,4 @@ class LeftOut:
     def _denominators(self) -> Tensor:
         """1 - q_j - C_ij^2 / (1 - q_i), (n, n): the leverage left to j once i has gone."""
         stay = 1 - self.leverage
-        return (stay[None, :] - self._primary_hat.square() / stay[:, None]).clamp_min(1 - MOST_LEVERAGE)
+        return (stay[None, :] - self._primary_hat.square() / stay[:, None]).clamp_min(1 - self._most)

@@ -1,6 +1,8 @@
 """How backbone features are scaled before the random maps.
 
-row          z * sqrt(l) / |z|     needs nothing from anyone else (default)
+root         sign(z) sqrt|z|, then as row; needs nothing from anyone else. Evens out features of which a few are large,
+             as pooled activations are: the power normalisation of retrieval and few-shot learning (default of `apfl`)
+row          z * sqrt(l) / |z|     needs nothing from anyone else
 standardise  (z - mean) / std      needs the federation's moments, which add like statistics do
 none         z
 """
@@ -18,7 +20,7 @@ from apfl.errors import InputError, unknown
 
 __all__ = ["Moments", "Normalise", "Normaliser", "moments", "normaliser"]
 
-Normalise = Literal["row", "standardise", "none"]
+Normalise = Literal["root", "row", "standardise", "none"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,23 +61,27 @@ class Normaliser:
         if self.how == "none":
             return features
         if self.how == "row":
-            norm: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
-            # A row of zeros stays a row of zeros.
-            factor: Tensor = math.sqrt(features.shape[1]) / norm.clamp_min(torch.finfo(norm.dtype).tiny)
-            return features * factor
+            return _to_length(features)
+        if self.how == "root":
+            return _to_length(features.sign() * features.abs().sqrt())
         if self.mean is None or self.std is None:
             raise InputError("this normaliser has no mean and std: make it with normaliser('standardise', moments)")
         return (features - self.mean.to(features)) / self.std.to(features)
 
 
+def _to_length(features: Tensor) -> Tensor:
+    """Every row at length sqrt(l); a row of zeros stays a row of zeros."""
+    norm: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+    factor: Tensor = math.sqrt(features.shape[1]) / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+    return features * factor
+
+
 def normaliser(how: str, shared: Moments | None = None) -> Normaliser:
     """The normaliser named ``how``; ``standardise`` takes the summed moments of the federation."""
-    if how == "row":
-        return Normaliser("row")
-    if how == "none":
-        return Normaliser("none")
-    if how != "standardise":
+    if how not in get_args(Normalise):
         raise unknown("normalisation", how, get_args(Normalise))
+    if how != "standardise":
+        return Normaliser(how)  # type: ignore[arg-type]
     if shared is None or shared.n_samples < 1:
         raise InputError("normalise='standardise' needs the moments of at least one sample")
     mean = shared.sums / shared.n_samples

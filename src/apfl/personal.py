@@ -9,6 +9,7 @@ through a sketch as they would in a federation, and the scikit-learn estimator, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -97,7 +98,10 @@ def solve_primary(stats: Statistics, gamma: float | Auto) -> Primary:
     used = float(gamma) if path is None else path.chosen
     factor = factorise(stats, used)
     weights = torch.cholesky_solve(stats.crosscorrelation, factor).contiguous()
-    curve = None if path is None else {"gamma": path.gammas, "gcv": path.scores}
+    curve = None
+    if path is not None:
+        known = [point for point in zip(path.gammas, path.scores, strict=True) if math.isfinite(point[1])]
+        curve = {"gamma": [gamma for gamma, _ in known], "gcv": [score for _, score in known]}
     return Primary(weights, factor, used, curve, stats)
 
 
@@ -106,7 +110,7 @@ def left_out_rows(rows: Rows, primary: Primary, kind: Refinement, sketch: Tensor
     phi = rows.phi.to(torch.float64)
     residual = one_hot(rows.labels, primary.stats.n_classes) - phi @ primary.weights
     whitened = whiten(phi, primary.factor) if sketch is None else phi @ sketch
-    return LeftOut(hat_basis(rows.psi), whitened, residual, kind, rows.groups)
+    return LeftOut(hat_basis(rows.psi), whitened, residual, kind, rows.groups, sketched=sketch is not None)
 
 
 def personalise(

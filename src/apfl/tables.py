@@ -52,7 +52,7 @@ def grid(unit: float, *, beta: float | None, balance: float | None, tau: float |
     return Grid(
         [unit * 10 ** (step / 2) for step in range(-9, 3)] if beta is None else [beta],
         [step / 10 for step in range(14)] if balance is None else [balance],
-        [0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12] if tau is None else [tau],
+        [0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.17, 0.25] if tau is None else [tau],
     )
 
 
@@ -66,20 +66,40 @@ def hits(
 ) -> Tensor:
     """How many of a client's left-out rows each setting gets right, (betas, balances, taus), int64.
 
-    A row's own label is taken out of the counts before they judge it.
+    A row's own label is taken out of the counts before they judge it. A tie for the highest score is no hit.
+
+    For given beta and tau every other class sets one bound on the balances with which it stays below the row's own,
+    so a row is right on an interval of balances: two reductions serve all balances.
     """
     own = one_hot(labels, len(counts)).to(counts.device)
     primary = own - left_out.primary
     prior = local_prior(counts - own, total_counts - own, smoothing)
+    balances = torch.tensor(tried.balances, dtype=torch.float32, device=labels.device)
+    # Single precision decides a comparison differently only where two scores agree to seven digits.
+    leads = [_lead((primary + tau * prior).float(), labels) for tau in tried.taus]
     table = torch.zeros(tried.shape, dtype=torch.int64, device=labels.device)
-    balances = torch.tensor(tried.balances, dtype=torch.float32, device=labels.device)[:, None, None]
-    # Single precision decides an argmax differently only where two scores agree to seven digits.
-    bases = [(primary + tau * prior).float() for tau in tried.taus]
     for b, beta in enumerate(tried.betas):
-        refined = balances * left_out.refinement(beta).float()
-        for t, base in enumerate(bases):
-            table[b, :, t] = ((base + refined).argmax(2) == labels).sum(1)
+        gain = _lead(left_out.refinement(beta).float(), labels)
+        for t, lead in enumerate(leads):
+            low, high = _interval(lead, gain, labels)
+            table[b, :, t] = ((low < balances[:, None]) & (balances[:, None] < high)).sum(1)
     return table
+
+
+def _lead(scores: Tensor, labels: Tensor) -> Tensor:
+    """By how much the score of a row's own class exceeds the others', (n, c)."""
+    return scores.gather(1, labels[:, None]) - scores
+
+
+def _interval(lead: Tensor, gain: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Where lead + balance * gain > 0 in every class but a row's own: low < balance < high, (n,) each."""
+    bound = -lead / gain
+    infinity = float("inf")
+    # Without gain the sign of the lead decides for every balance; the row's own class never bounds.
+    low = torch.where(gain > 0, bound, torch.where((gain == 0) & (lead <= 0), infinity, -infinity))
+    high = torch.where(gain < 0, bound, infinity)
+    low.scatter_(1, labels[:, None], -infinity)
+    return low.amax(1), high.amin(1)
 
 
 def choose(table: Tensor, tried: Grid) -> tuple[float, float, float]:

@@ -2,17 +2,19 @@
 
 A fifth of every client's training rows is held out; each point of the method's ``grid`` is trained on the rest for at
 most 50 rounds and judged by the mean over clients of the accuracy on the held-out rows, after the last round. The
-points of a gradient method are trained side by side as further heads of the same clients.
+points of a gradient method are trained side by side as further heads of the same clients. Beside its own settings every
+method with a ``grid`` chooses between the two normalisations that need nothing from other clients.
 """
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +29,9 @@ from apfl.partition import split
 __all__ = ["ROUNDS", "Tuned", "grid", "hold_out", "tune", "tune_once"]
 
 ROUNDS = 50
+T = TypeVar("T")
 HELD_OUT = 0.2
+NORMALISE = ("root", "row")
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,11 @@ class Tuned:
 
 def grid(method: Method) -> list[dict[str, Any]]:
     """The points to try; none for a method that has nothing to tune."""
-    axes = getattr(method, "grid", {})
-    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())] if axes else []
+    own = getattr(method, "grid", None)
+    if own is None:
+        return []
+    axes = {"normalise": NORMALISE, **own}
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def hold_out(clients: Sequence[Shard], seed: int) -> tuple[list[Shard], list[Shard]]:
@@ -92,8 +99,8 @@ def tune_once(
         if same:
             return Tuned(replace(method, **chosen_before), results)  # type: ignore[type-var]
     tuned = tune(method, clients, n_classes, seed)
-    chosen = {key: getattr(tuned.method, key) for key in getattr(method, "grid", {})}
-    if chosen:
+    if tuned.results:
+        chosen = {key: getattr(tuned.method, key) for key in grid(method)[0]}
         found = {"method": name, "chosen": chosen, "results": tuned.results, "run": what}
         with replacing(path) as temporary:
             temporary.write_text("".join(f"{line}\n" for line in [*lines, json.dumps(found)]))
@@ -106,9 +113,15 @@ def _trained(
     """The final models of every candidate."""
     if isinstance(candidates[0], Training):
         short = [replace(each, n_rounds=min(each.n_rounds, ROUNDS)) for each in candidates]
-        *_, last = stacked_rounds(short, clients, n_classes, seed)
-        yield from (each.models for each in last)
+        for how in NORMALISE:  # a stack shares its features
+            alike = [each for each in short if each.normalise == how]
+            yield from (each.models for each in _last(stacked_rounds(alike, clients, n_classes, seed)))
     else:
         for each in candidates:
-            *_, final = each.rounds(clients, n_classes, seed)
-            yield final.models
+            yield _last(each.rounds(clients, n_classes, seed)).models
+
+
+def _last(rounds: Iterator[T]) -> T:
+    """The last one, without holding on to those before it: each has the models of every grid point."""
+    (last,) = deque(rounds, maxlen=1)
+    return last

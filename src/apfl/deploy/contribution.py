@@ -190,7 +190,7 @@ def _bounds(terms: Terms) -> tuple[float, float]:
     d, ones = int(terms.method.d_primary), float(terms.method.intercept)
     if terms.method.activation_primary in ("sigmoid", "cosine"):
         return d + ones, 1.0
-    if terms.method.normalise != "row":
+    if terms.method.normalise not in ("root", "row"):
         return math.inf, math.inf
     # |act(x)| <= |x| and |z|^2 = l. sqrt(l) R is Gaussian (l, d): its largest singular value passes
     # sqrt(l) + sqrt(d) + 8, and a column's length sqrt(l) + 8, with a probability below e^-32.

@@ -29,9 +29,7 @@ def left_out_hits(rows: Rows, terms: Terms, broadcast: Broadcast, member: bool) 
     targets = one_hot(rows.labels, terms.n_classes)
     seen = torch.full_like(rows.shared, member)
     residual = targets - phi.to(torch.float64) @ broadcast.weights
-    left = LeftOut(
-        hat_basis(psi), _whitened(phi, broadcast, terms, seen), residual, terms.method.refinement, rows.groups
-    )
+    left = _left_out(hat_basis(psi), phi, residual, rows.groups, terms, broadcast, seen)
     everyone = broadcast.class_counts + targets[~seen].sum(0)
     return hits(left, rows.labels, targets.sum(0), everyone, terms.method.smoothing, terms.grid(broadcast.unit))
 
@@ -48,8 +46,7 @@ def personal_model(
     residual = targets - phi.to(torch.float64) @ broadcast.weights
     if terms.wants_leverage:
         none = HatBasis(residual[:, :0], residual[0, :0])  # what is fitted to does not depend on what is fitted
-        whitened = _whitened(phi, broadcast, terms, seen)
-        residual = LeftOut(none, whitened, residual, terms.method.refinement, rows.groups).target
+        residual = _left_out(none, phi, residual, rows.groups, terms, broadcast, seen).target
     prior = None
     if tau:
         everyone = broadcast.class_counts + targets[~seen].sum(0)
@@ -60,11 +57,20 @@ def personal_model(
     )
 
 
-def _whitened(phi: Tensor, broadcast: Broadcast, terms: Terms, seen: Tensor) -> Tensor:
-    """V (n, any), so that V V' is the primary's hat matrix."""
+def _left_out(
+    hat: HatBasis,
+    phi: Tensor,
+    residual: Tensor,
+    groups: Tensor | None,
+    terms: Terms,
+    broadcast: Broadcast,
+    seen: Tensor,
+) -> LeftOut:
+    """Left-out scores, with V (n, any) such that V V' is the primary's hat matrix: zero for rows it has not seen."""
     assert broadcast.leverage is not None
-    if terms.method.sketch:
+    sketched = terms.method.sketch > 0
+    if sketched:
         whitened = phi.to(torch.float64) @ broadcast.leverage
     else:
         whitened = whiten(phi, torch.tril(unpack(broadcast.leverage)))
-    return whitened * seen[:, None]
+    return LeftOut(hat, whitened * seen[:, None], residual, terms.method.refinement, groups, sketched)

@@ -38,7 +38,7 @@ class Training(ABC):
     adapter: Annotated[int, Field(ge=0)] = 0  # width of a trainable Linear -> ReLU beneath the head; 0 for none
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of the clients sampled for each round
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # chance that a sampled client is lost for the round
-    normalise: Normalise = "row"
+    normalise: Normalise = "root"  # as apfl has it
 
     @abstractmethod
     def start(self, stack: Stack) -> State:

@@ -11,9 +11,9 @@ makes the system solvable is added and recorded as ``ridge``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -34,6 +34,7 @@ class AFL:
     normalise: Normalise = "row"
 
     personal: ClassVar[bool] = False
+    grid: ClassVar[Mapping[str, Any]] = {}
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)

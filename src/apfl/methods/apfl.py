@@ -46,10 +46,10 @@ class APFL:
     refinement: Refinement = "cross-fitted"
     sketch: Annotated[int, Field(ge=0, le=2**16)] = 128  # columns of the leverage sketch; 0 sends the factor itself
     smoothing: Positive = 0.03
-    activation_primary: Activation = "relu"
-    activation_refinement: Activation = "relu"
+    activation_primary: Activation = "hardswish"
+    activation_refinement: Activation = "hardswish"
     intercept: bool = False
-    normalise: Normalise = "row"
+    normalise: Normalise = "root"
 
     personal: ClassVar[bool] = True
 

@@ -7,9 +7,9 @@ Euclidean distance has the highest z.mu - |mu|^2 / 2, so it is a linear head. A 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,6 +28,7 @@ class FedNCM:
     normalise: Normalise = "row"
 
     personal: ClassVar[bool] = False
+    grid: ClassVar[Mapping[str, Any]] = {}
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)

@@ -9,9 +9,9 @@ list of classes is personal, so this is what any personalised method has to beat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -35,6 +35,7 @@ class OLL:
     normalise: Normalise = "row"
 
     personal: ClassVar[bool] = True
+    grid: ClassVar[Mapping[str, Any]] = {"gamma": (1.0, 30.0, 1000.0)}
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)

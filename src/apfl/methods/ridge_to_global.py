@@ -35,7 +35,7 @@ class RidgeToGlobal:
     normalise: Normalise = "row"
 
     personal: ClassVar[bool] = True
-    grid: ClassVar[Mapping[str, Any]] = {"beta": (10.0, 100.0, 1000.0)}
+    grid: ClassVar[Mapping[str, Any]] = {"gamma": (1.0, 100.0), "beta": (10.0, 100.0, 1000.0)}
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)
