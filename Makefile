@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check browser bench docs clean
+.PHONY: demo test check browser deployment bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/apfl run --out runs/demo
@@ -17,6 +17,9 @@ check: $(STAMP)
 browser: $(STAMP)
 	$(BIN)/python -m pytest -m browser tests/test_browser.py
 
+deployment: .venv/.flower
+	$(BIN)/python -m pytest -m "deployment and not slow" --durations=0 $(or $(TESTS),tests)
+
 bench: $(STAMP)
 	$(BIN)/python benchmarks/foundation.py
 
@@ -27,6 +30,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs,hub,efficientnet,tables]"
 	touch $(STAMP)
+
+.venv/.flower: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[flower]"
+	touch $@
 
 clean:
 	rm -rf .venv runs docs/_build

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from apfl.errors import InputError
 from apfl.exchange import (
+    factor_bytes,
+    factor_message,
     fold,
     from_message,
     message,
@@ -63,6 +65,30 @@ def test_byte_counts_equal_what_is_sent(d, c, dtype):
         torch.testing.assert_close(received.autocorrelation, stats.autocorrelation, rtol=1e-6, atol=1e-6)
 
 
+@given(st.integers(1, 40), st.integers(1, 25), st.integers(0, 99))
+def test_the_factor_says_what_the_statistics_say(n, d, seed):
+    phi, y = rows(n, d, 3, seed)
+    sent = factor_message(phi, y)
+    stats, plain = from_message(sent), statistics(phi, y)
+    torch.testing.assert_close(stats.autocorrelation, plain.autocorrelation, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(stats.crosscorrelation, plain.crosscorrelation, rtol=1e-12, atol=1e-12)
+    assert torch.equal(stats.autocorrelation, stats.autocorrelation.T)
+    assert (stats.n_samples, stats.target_energy) == (plain.n_samples, plain.target_energy)
+    assert nbytes(sent) == factor_bytes(n, d, 3)
+    if n < d:
+        assert factor_bytes(n, d, 3) < message_bytes(d, 3)
+
+
+@given(st.integers(2, 20), st.integers(0, 99))
+def test_the_factor_tells_no_more_than_the_statistics(n, seed):
+    """The order of the rows, which the statistics hide, is not in it: turned about, the rows give the same message."""
+    phi, y = rows(n, 25, 3, seed)
+    sent, turned = factor_message(phi, y), factor_message(phi.flip(0), y.flip(0))
+    for name in sent:
+        # R is unique up to signs, and solves with it: rounding grows with the condition number, up to 1e4 here.
+        torch.testing.assert_close(turned[name], sent[name], rtol=1e-9, atol=1e-9)
+
+
 def test_messages_that_make_no_sense_are_refused():
     with pytest.raises(InputError, match="triangle"):
         unpack(torch.zeros(4))
@@ -71,5 +97,8 @@ def test_messages_that_make_no_sense_are_refused():
         from_message({name: tensor for name, tensor in sent.items() if name != "class_counts"})
     with pytest.raises(InputError, match="contradict"):
         from_message(sent | {"n_samples": torch.tensor(3)})
+    factored = factor_message(*rows(3, 5, 2, 0))
+    with pytest.raises(InputError, match="trapezoid"):
+        from_message(factored | {"factor": factored["factor"][:-1]})
     with pytest.raises(InputError, match="at least one"):
         fold([], 1.0)

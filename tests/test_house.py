@@ -21,13 +21,24 @@ FLOORS = [
     {"federation"},
     {"measure", "partition", "data", "methods", "verify", "backbones", "partial"},
     {"protocol"},
-    {"estimator", "experiment", "features", "pipeline", "tuning", "oracle"},
+    {"estimator", "experiment", "deploy", "features", "pipeline", "tuning", "oracle"},
     {"plan"},
     {"cells"},
     {"estimate", "bench_worker"},
     {"bench", "rerun"},
     {"report"},
-    {"cli", "cli_features", "cli_report", "cli_options", "cli_bench", "cli_progress"},
+    {"flower"},
+    {
+        "cli",
+        "cli_bench",
+        "cli_features",
+        "cli_federate",
+        "cli_leave",
+        "cli_options",
+        "cli_progress",
+        "cli_report",
+        "cli_site",
+    },
 ]
 
 

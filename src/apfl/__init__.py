@@ -9,16 +9,32 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from apfl.errors import InputError
-from apfl.estimator import APFLClassifier
-from apfl.federation import Dataset, Federation, Method, Model, Round, Shard, load_model
-from apfl.maps import FeatureMap, random_map
-from apfl.measure import Record, client_accuracies, metrics
-from apfl.methods import load_method, method_names
-from apfl.ridge import Statistics, solve, statistics
-from apfl.streams import DualStream, fit_refinement
+if TYPE_CHECKING:
+    from apfl.errors import InputError
+    from apfl.estimator import APFLClassifier
+    from apfl.federation import Dataset, Federation, Method, Model, Round, Shard, load_model
+    from apfl.maps import FeatureMap, random_map
+    from apfl.measure import Record, client_accuracies, metrics
+    from apfl.methods import load_method, method_names
+    from apfl.ridge import Statistics, solve, statistics
+    from apfl.streams import DualStream, fit_refinement
+
+# Where each name lives. They are imported when first used: torch and scikit-learn take seconds to start, and a
+# federation between machines starts many processes, most of which only pass bytes on.
+HOMES = {
+    "errors": "InputError",
+    "estimator": "APFLClassifier",
+    "federation": "Dataset Federation Method Model Round Shard load_model",
+    "maps": "FeatureMap random_map",
+    "measure": "Record client_accuracies metrics",
+    "methods": "load_method method_names",
+    "ridge": "Statistics solve statistics",
+    "streams": "DualStream fit_refinement",
+}
 
 __version__ = version("apfl")
 
@@ -45,3 +61,10 @@ __all__ = [
     "solve",
     "statistics",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in HOMES.items():
+        if name in names.split():
+            return getattr(import_module(f"apfl.{home}"), name)
+    raise AttributeError(f"module 'apfl' has no attribute '{name}'")

@@ -32,6 +32,7 @@ from apfl.cli_features import (
     features,
     load_data,
 )
+from apfl.cli_federate import app as federate_app
 from apfl.cli_options import device_of, seeds_of
 from apfl.cli_report import plot, report, table, track
 from apfl.container import read, replacing, write
@@ -179,6 +180,7 @@ def run(
 app.command()(features)
 for command in (bench, rerun, table, plot, report, track):
     app.command()(command)
+app.add_typer(federate_app, name="federate")
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """What travels between client and server, and what it weighs.
 
-Ours: the statistics themselves, with half of the symmetric matrix. The paper's: A_k = Phi'Phi + gamma I and
+Ours: the statistics themselves, with half of the symmetric matrix; or, of a client with fewer rows than columns, the
+trapezoid of a QR factorisation, which is smaller still. The paper's: A_k = Phi'Phi + gamma I and
 G_k = A_k^-1 Phi'Y, folded one by one (its equations 5 to 8). Both give the same primary stream; the recursion is kept
 as a tested equivalent because it is what the paper publishes.
 """
@@ -15,10 +16,12 @@ import torch
 from torch import Tensor
 
 from apfl.errors import InputError
-from apfl.ridge import Statistics, solve
+from apfl.ridge import Statistics, accumulate, solve
 
 __all__ = [
     "Upload",
+    "factor_bytes",
+    "factor_message",
     "fold",
     "from_message",
     "message",
@@ -113,6 +116,26 @@ def unpack(packed: Tensor) -> Tensor:
     return symmetric
 
 
+def _pack_trapezoid(upper: Tensor) -> Tensor:
+    return torch.cat([row[i:] for i, row in enumerate(upper)])
+
+
+def _unpack_trapezoid(packed: Tensor, n_rows: int) -> Tensor:
+    width = (len(packed) + n_rows * (n_rows - 1) // 2) // max(n_rows, 1)
+    if n_rows < 1 or n_rows > width or n_rows * width - n_rows * (n_rows - 1) // 2 != len(packed):
+        raise InputError(f"{len(packed)} numbers are not the trapezoid of {n_rows} rows of any factor")
+    upper, start = packed.new_zeros(n_rows, width), 0
+    for i in range(n_rows):
+        upper[i, i:] = packed[start : start + width - i]
+        start += width - i
+    return upper
+
+
+def _squared(factor: Tensor) -> Tensor:
+    """R'R, symmetric to the last bit."""
+    return accumulate([(factor, factor.new_ones(len(factor), 1))]).autocorrelation
+
+
 def message(stats: Statistics, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """A client's statistics as the tensors that travel; the two large ones in ``dtype``."""
     return {
@@ -124,12 +147,44 @@ def message(stats: Statistics, dtype: torch.dtype = torch.float64) -> dict[str, 
     }
 
 
+def factor_message(phi: Tensor, targets: Tensor, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """A client's rows as R and Q'Y of Phi = Q R: the same statistics, R'R and R'(Q'Y), in fewer numbers when n < d.
+
+    With r = min(n, d) these are r d - r (r - 1) / 2 and r c numbers. R has no negative entry on its diagonal, which
+    makes it the same for the same rows, and what Phi'Phi itself would tell: no more leaves the client.
+    """
+    q, factor = torch.linalg.qr(phi.to(torch.float64))  # (n, r), (r, d)
+    turned = q.T @ targets.to(torch.float64)  # Q'Y (r, c)
+    signs = torch.where(factor.diagonal() < 0, -1.0, 1.0).to(factor)[:, None]
+    n, energy = len(phi), float(targets.to(torch.float64).square().sum())
+    return {
+        "factor": _pack_trapezoid((signs * factor).to(dtype)),
+        "turned_targets": (signs * turned).to(dtype),
+        "class_counts": targets.to(torch.float64).sum(0),
+        "n_samples": torch.tensor(n, dtype=torch.int64),
+        "target_energy": torch.tensor(energy, dtype=torch.float64),
+    }
+
+
+def factor_bytes(n_samples: int, width: int, n_classes: int, dtype: torch.dtype = torch.float64) -> int:
+    """`nbytes` of a `factor_message`, known without making it."""
+    r = min(n_samples, width)
+    return (r * width - r * (r - 1) // 2 + r * n_classes) * dtype.itemsize + 8 * n_classes + 16
+
+
 def from_message(received: Mapping[str, Tensor]) -> Statistics:
-    """The statistics back from `message`, in float64."""
+    """The statistics back from `message` or `factor_message`, in float64."""
     try:
+        if "factor" in received:
+            turned = received["turned_targets"].to(torch.float64)
+            factor = _unpack_trapezoid(received["factor"].to(torch.float64), len(turned))
+            autocorrelation, crosscorrelation = _squared(factor), factor.T @ turned
+        else:
+            autocorrelation = unpack(received["autocorrelation"].to(torch.float64))
+            crosscorrelation = received["crosscorrelation"].to(torch.float64)
         return Statistics(
-            unpack(received["autocorrelation"].to(torch.float64)),
-            received["crosscorrelation"].to(torch.float64),
+            autocorrelation,
+            crosscorrelation,
             received["class_counts"].to(torch.float64),
             int(received["n_samples"]),
             float(received["target_energy"]),

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import TypeAdapter
-from scipy.stats import rankdata
 
 from apfl.errors import InputError
 from apfl.federation import Model, Shard
@@ -102,6 +101,8 @@ def _auroc(scores: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> float 
     defined = np.flatnonzero((counts > 0) & (counts < len(labels)))
     if not len(defined):
         return None
+    from scipy.stats import rankdata  # here, because it takes a second to import and few processes measure
+
     positives = counts[defined]
     ranks = rankdata(scores[:, defined], axis=0) * (labels[:, None] == defined)
     above = ranks.sum(0) - positives * (positives + 1) / 2

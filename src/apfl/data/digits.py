@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 
 import torch
-from sklearn.datasets import load_digits
 
 from apfl.federation import Dataset
 
 
 def load() -> Dataset:
     """The pixels, divided by 16, are the features."""
+    from sklearn.datasets import load_digits  # here, because scikit-learn takes a second to import
+
     bunch = load_digits()
     pixels = torch.from_numpy(bunch.data / 16).to(torch.float32)
     digest = hashlib.sha256(bunch.data.tobytes() + bunch.target.tobytes()).hexdigest()
