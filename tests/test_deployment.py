@@ -298,23 +298,24 @@ def test_the_server_killed_in_every_phase(tmp_path):
 
 
 def test_a_site_that_answers_twice_counts_once_and_leaves_by_sending_again(tmp_path):
-    with world(tmp_path, ["a", "b"], secure=False, keep_contributions=False, d_primary=256, **FIXED) as w:
+    with world(tmp_path, ["a", "b", "c"], secure=False, keep_contributions=False, d_primary=256, **FIXED) as w:
         w.server()
         w.join("a")
         w.join("a", role="again")  # the same site, started twice
         w.join("b")
-        w.connected("a", "again", "b")
+        w.join("c")
+        w.connected("a", "again", "b", "c")
         w.finish(w.run())
-        assert_central(w, ["a", "b"])
-        assert answers(w, "statistics") == {"a": 1, "b": 1}
+        assert_central(w, ["a", "b", "c"])
+        assert answers(w, "statistics") == dict.fromkeys("abc", 1)
         assert answers(w, "statistics", "duplicate") == {"a": 1}
         status = w.json("federate", "status", w.folder)
-        assert {row["name"]: row["n"] for row in status["clients"]} == {n: len(w.train[n]) for n in "ab"}
+        assert {row["name"]: row["n"] for row in status["clients"]} == {n: len(w.train[n]) for n in "abc"}
         # The server kept only the sum: to leave, the site sends once more what it sent, and that is subtracted.
         evidence = w.json("federate", "leave", w.folder, "a")
         assert evidence["difference"] is None
         assert evidence["residual"] < 1e-9
-        assert_central(w, ["b"])
+        assert_central(w, ["b", "c"])
 
 
 def test_the_simulation_engine_gives_the_models_of_the_method(tmp_path):

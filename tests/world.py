@@ -23,7 +23,7 @@ from apfl.federation import Shard
 
 APFL = [sys.executable, "-c", "from apfl.cli import main; main()"]
 CLASSES = [str(i) for i in range(10)]
-PATIENCE = 240.0  # seconds until a wait is given up; every wait ends as soon as what it waits for is so
+PATIENCE = 600.0  # seconds until a wait is given up; every wait ends as soon as what it waits for is so
 
 
 def digits_sites(names: Sequence[str], seed: int = 0) -> tuple[dict[str, Shard], dict[str, Shard]]:
