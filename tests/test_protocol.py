@@ -75,6 +75,9 @@ def test_an_unseen_client_fits_its_refinement_to_the_primary_of_the_others(digit
         "beta": 1.0,
         "balance": 0.5,
         "tau": 0.0,
+        "activation_primary": "relu",
+        "activation_refinement": "relu",
+        "normalise": "row",
         **SMALL,
     }  # apfl with the paper's settings is the same
     _, models = measured("apfl", digits, UNSEEN, federation, **fixed)

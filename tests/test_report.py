@@ -310,7 +310,7 @@ def test_best_and_second_best_share_a_place_when_equal():
 
 
 def test_records_from_before_are_read():
-    for name in ("auto", "baselines", "floor", "width"):
+    for name in ("auto", "opponents", "floor", "width", "sensitivity"):
         path = ROOT / "docs" / "results" / "records" / f"{name}.jsonl"
         assert len(read([path])) == len(path.read_text().splitlines())
     before = json.loads(record().to_json())
