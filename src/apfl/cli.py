@@ -404,3 +404,7 @@ def _short(value: Any) -> str:
 
 def _as_json(settings: Any) -> dict[str, Any]:
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
+
+
+if __name__ == "__main__":
+    main()
