@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 
 from apfl.bench import claim
+from apfl.cells import cells
 from apfl.cli import main
 from apfl.container import read
 from apfl.experiment import read_records
+from apfl.methods import load_method
 from apfl.plan import read_plan
+from apfl.tuning import own_axes
 
 ROOT = Path(__file__).parents[1]
 PLAN = """
@@ -281,7 +284,7 @@ def test_a_folder_that_is_taken_or_of_another_plan_is_refused(plan, undisturbed,
         ("[methods.apfl]\ngama = 1", "did you mean 'gamma'"),
         ("[methods.apfl]\ngamma = [1.0, -1.0]", "greater than 0"),
         ("[methods.apfl]\nbeta = []", "empty list"),
-        ("[methods.afl]\ntune = true", "nothing to tune"),
+        ("[methods.central]\ntune = true", "nothing to tune"),
         ("[methods.fedavg]\nlr = 0.1\ntune = true", "both given and tuned"),
         ("[methods.fedavg]\ntune = {lrr = [1]}", "did you mean 'lr'"),
         ("[methods.fedavg]\ntune = {lr = [-1.0]}", "greater than 0"),
@@ -335,3 +338,11 @@ def test_every_plan_of_the_paper_runs_on_any_features(path, any_features, tmp_pa
     assert here("bench", path, "--data", any_features, "--out", tmp_path / "out", "--dry-run") == 0
     assert "cells" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_tunes_on_the_same_grid_as_the_command_line(tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text("[methods.ditto]\ntune = true\n[methods.fedavg]\nnormalise = 'row'\ntune = true\n")
+    ditto, fedavg = cells(read_plan(plan, source={"data": "digits"}))[:2]
+    assert ditto.tune == dict(own_axes(load_method("ditto")))
+    assert set(fedavg.tune) == {"lr"}

@@ -156,6 +156,24 @@ def test_leaving_without_kept_contributions_needs_the_exact_bytes(tmp_path):
         assert server.leave("site-0", sites[0].sent(agreement)).members == 3
 
 
+def test_forgetting_keeps_what_was_refused_of_others(tmp_path):
+    """Their refusals stay; where a reason names the forgotten client it does so no more, and site-10 is not site-1."""
+    with Coordinator(tmp_path / "server", Terms("f", method=FIXED)) as server:
+        contribute(server, make_sites(tmp_path))
+        for client, reason in (("site-10", "site-10 said nonsense"), ("site-3", "the bytes say site-1, not site-3")):
+            server.ledger.db.execute(
+                "INSERT INTO refusals (client, what, sha256, bytes, reason, received) VALUES (?, 'x', '', 0, ?, 0)",
+                (client, reason),
+            )
+        server.publish()
+        server.forget("site-1")
+        kept = server.ledger.db.execute("SELECT client, reason FROM refusals ORDER BY rowid").fetchall()
+    assert [tuple(row) for row in kept] == [
+        ("site-10", "site-10 said nonsense"),
+        ("site-3", "the bytes say (forgotten), not site-3"),
+    ]
+
+
 def test_forgetting_leaves_no_trace_on_disk(tmp_path):
     sites = make_sites(tmp_path)
     with Coordinator(tmp_path / "server", Terms("f", method=FIXED)) as server:

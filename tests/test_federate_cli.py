@@ -181,3 +181,14 @@ def test_a_run_that_is_alive_holds_the_ledger(tmp_path):
     with Coordinator(tmp_path, Terms("f", method=FIXED)):
         assert locked(tmp_path)
     assert not locked(tmp_path)
+
+
+@pytest.mark.parametrize("kept", ["ca.crt", "ca.key"])
+def test_half_an_authority_is_not_made_whole_silently(kept, tmp_path):
+    from apfl.flower.keys import make_certificates
+
+    (tmp_path / kept).write_text("as it was")
+    with pytest.raises(InputError, match="put it back"):
+        make_certificates(tmp_path, ["fed.example.org"])
+    assert [path.name for path in tmp_path.iterdir()] == [kept]
+    assert (tmp_path / kept).read_text() == "as it was"

@@ -16,6 +16,7 @@ from apfl.federation import Method
 from apfl.methods import load_method, method_class
 from apfl.plan import STRICT, Plan, Seeds, tables_of, validated
 from apfl.protocol import Protocol
+from apfl.tuning import own_axes
 
 __all__ = ["Cell", "cells"]
 
@@ -94,7 +95,10 @@ def _variants(
             raise unknown(f"setting of {name}", key, [*known, *_MethodOptions.model_fields])
     for combination in _combinations(settings, f"methods.{name}"):
         method = load_method(name, **combination)
-        axes = getattr(method, "grid", {}) if options.tune is True else options.tune or None
+        axes: Mapping[str, Sequence[Any]] | None = options.tune if isinstance(options.tune, dict) else None
+        if options.tune is True:  # what the plan says of the normalisation stands
+            own = own_axes(method)
+            axes = {key: own[key] for key in own if key != "normalise" or key not in settings}
         _check_axes(name, method, axes, settings, options.tune)
         seeds = options.seeds or plan.seeds
         yield method, axes, seeds, False

@@ -112,7 +112,7 @@ def rerun(
     one = select(read_records(record), record, method=method, seed=seed, n_clients=clients, alpha=alpha)
     source = dict(one.source) or {"data": one.data}
     if data is not None:
-        source = {"data": data}
+        source = source | {"data": data}
     dataset = load_data(source.pop("data"), source.pop("backbone", None), **source)
     again = run_again(one, dataset, device_of(device or one.device))
     found = differences(one, again)

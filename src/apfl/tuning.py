@@ -26,7 +26,7 @@ from apfl.measure import client_accuracies
 from apfl.methods._training import Training, stacked_rounds
 from apfl.partition import split
 
-__all__ = ["ROUNDS", "Tuned", "grid", "hold_out", "tune", "tune_once"]
+__all__ = ["ROUNDS", "Tuned", "grid", "hold_out", "own_axes", "tune", "tune_once"]
 
 ROUNDS = 50
 T = TypeVar("T")
@@ -44,11 +44,11 @@ class Tuned:
 
 def grid(method: Method, axes: Mapping[str, Sequence[Any]] | None = None) -> list[dict[str, Any]]:
     """The points to try: of ``axes``, or of the method's own grid; none for a method that has nothing to tune."""
-    axes = _axes(method) if axes is None else axes
+    axes = own_axes(method) if axes is None else axes
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())] if axes else []
 
 
-def _axes(method: Method) -> Mapping[str, Sequence[Any]]:
+def own_axes(method: Method) -> Mapping[str, Sequence[Any]]:
     """The method's own grid, and the normalisations."""
     own = getattr(method, "grid", None)
     return {} if own is None else {"normalise": NORMALISE, **own}
@@ -102,8 +102,8 @@ def tune_once(
     axes: Mapping[str, Sequence[Any]] | None = None,
 ) -> Tuned:
     """`tune`, unless ``path`` (JSON lines) has the result already; ``run`` says on what data. New results are added."""
-    axes = _axes(method) if axes is None else axes
-    what = json.loads(json.dumps([name, asdict(method), seed, run]))  # type: ignore[call-overload]
+    axes = own_axes(method) if axes is None else axes
+    what = json.loads(json.dumps([name, asdict(method), seed, run, axes]))  # type: ignore[call-overload]
     lines = path.read_text().splitlines() if path.exists() else []
     for line in lines:
         try:

@@ -7,6 +7,7 @@ undone from here is listed: copies of earlier primaries at other clients, and wh
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -126,12 +127,21 @@ def _erase(ledger: Ledger, client: str, forget: bool) -> None:
         ledger.db.execute(f"DELETE FROM {table} WHERE client = ?", (client,))
     if forget:
         ledger.db.execute("DELETE FROM events WHERE client = ?", (client,))
-        ledger.db.execute("DELETE FROM refusals WHERE client = ? OR instr(reason, ?)", (client, client))
+        ledger.db.execute("DELETE FROM refusals WHERE client = ?", (client,))
+        _unname(ledger, client)
         ledger.db.execute("DELETE FROM clients WHERE name = ?", (client,))
         ledger.event("forgot")
     else:
         ledger.db.execute("UPDATE clients SET gone = ? WHERE name = ?", (time.time(), client))
         ledger.event("left", client)
+
+
+def _unname(ledger: Ledger, client: str) -> None:
+    """Take a name out of the reasons why others were refused; the refusals themselves stay."""
+    whole = re.compile(rf"(?<![\w.-]){re.escape(client)}(?![\w-])")  # site-1 is not site-10
+    for row, reason in ledger.db.execute("SELECT rowid, reason FROM refusals").fetchall():
+        if whole.search(reason):
+            ledger.db.execute("UPDATE refusals SET reason = ? WHERE rowid = ?", (whole.sub("(forgotten)", reason), row))
 
 
 def _holders(ledger: Ledger, client: str, deleted: list[int]) -> tuple[str, ...]:

@@ -54,10 +54,17 @@ class ServerKeys:
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int = 825) -> ServerKeys:
-    """A certificate authority and a server certificate for ``hosts``; one that is there already is kept.
+    """A certificate authority, kept if it is there already, and a new server certificate for ``hosts``.
 
     The authority's private key stays in ``ca.key``, so that the server's certificate can be renewed.
     """
+    both = ServerKeys(folder).authority, folder / "ca.key"
+    if sum(path.exists() for path in both) == 1:
+        here, missing = both if both[0].exists() else both[::-1]
+        raise InputError(
+            f"{here} is there and {missing.name} is not; put it back to sign a server certificate, "
+            "or choose another folder for a new authority"
+        )
     x509 = optional("cryptography.x509", "flower")
     keys = ServerKeys(folder)
     if not keys.authority.exists():
