@@ -67,5 +67,5 @@ def test_memory_does_not_grow_with_the_clients():
 def test_memory_is_flat_to_a_thousand_clients(keep):
     few, many = (killed("memory", n, "1024", keep)["peak_mb"] for n in ("10", "1000"))
     print(f"peak memory with 10 clients {few:.0f} MB, with 1,000 clients {many:.0f} MB ({keep})")
-    # A thousand contributions would be 8 GB as matrices. What freed memory leaves behind in pieces was 65 MB.
-    assert many < few + 160
+    # A thousand contributions would be 8 GB as matrices. The allocator's noise was 25 MB, on a crowded machine 65.
+    assert many < few + 80
