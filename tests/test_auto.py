@@ -157,6 +157,20 @@ def test_a_table_counts_the_rows_that_refitting_would_get_right(kind):
     assert len(torch.unique(table)) > 1
 
 
+def test_the_prior_that_judges_a_row_knows_nothing_of_its_group():
+    """Four rows of label 0 in one group, two of label 1 in another, and no features: the prior alone decides."""
+    labels, groups = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([7, 7, 7, 7, 2, 2])
+    y, zeros = one_hot(labels, 2), torch.zeros(6, 1, dtype=torch.float64)
+    everyone = torch.full((2,), 100.0, dtype=torch.float64)
+
+    def right(groups: torch.Tensor | None) -> int:
+        left = LeftOut(hat_basis(zeros), zeros, y, groups=groups)
+        return int(hits(left, labels, y.sum(0), everyone, 0.03, Grid([1.0], [0.0], [0.1])))
+
+    assert right(None) == 4  # three others vote for label 0
+    assert right(groups) == 0  # nobody is left to vote for either group's label
+
+
 def test_ties_go_to_the_most_cautious_setting():
     tried = Grid([1.0, 2.0], [0.0, 0.5], [0.0, 0.1])
     assert choose(torch.ones(2, 2, 2), tried) == (2.0, 0.0, 0.0)

@@ -66,14 +66,16 @@ def hits(
 ) -> Tensor:
     """How many of a client's left-out rows each setting gets right, (betas, balances, taus), int64.
 
-    A row's own label is taken out of the counts before they judge it. A tie for the highest score is no hit.
+    The labels of what is left out, a row or its group, are taken out of the counts before they judge it. A tie for the
+    highest score is no hit.
 
     For given beta and tau every other class sets one bound on the balances with which it stays below the row's own,
     so a row is right on an interval of balances: two reductions serve all balances.
     """
     own = one_hot(labels, len(counts)).to(counts.device)
     primary = own - left_out.primary
-    prior = local_prior(counts - own, total_counts - own, smoothing)
+    gone = own if left_out.groups is None else _summed_by(own, left_out.groups)
+    prior = local_prior(counts - gone, total_counts - gone, smoothing)
     balances = torch.tensor(tried.balances, dtype=torch.float32, device=labels.device)
     # Single precision decides a comparison differently only where two scores agree to seven digits.
     leads = [_lead((primary + tau * prior).float(), labels) for tau in tried.taus]
@@ -84,6 +86,13 @@ def hits(
             low, high = _interval(lead, gain, labels)
             table[b, :, t] = ((low < balances[:, None]) & (balances[:, None] < high)).sum(1)
     return table
+
+
+def _summed_by(rows: Tensor, groups: Tensor) -> Tensor:
+    """For each row the sum over its group, (n, c)."""
+    names, member = torch.unique(groups, return_inverse=True)
+    member = member.to(rows.device)
+    return rows.new_zeros(len(names), rows.shape[1]).index_add_(0, member, rows)[member]
 
 
 def _lead(scores: Tensor, labels: Tensor) -> Tensor:
