@@ -269,7 +269,7 @@ def test_a_folder_that_is_taken_or_of_another_plan_is_refused(plan, undisturbed,
     assert here("bench", plan, "--out", tmp_path / "file" / "out") == 2
     assert "cannot write" in capsys.readouterr().err
     assert here("bench", plan, "--out", undisturbed, "--rounds", "2") == 2
-    assert "cells that this plan has not" in capsys.readouterr().err
+    assert "finished that are not asked for now" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,6 @@ class Event:
 @contextmanager
 def claim(folder: Path, plan: Plan, keys: Sequence[str]) -> Iterator[None]:
     """Take the folder for this plan: refuse one that another process is in, or that holds cells of another plan."""
-    others = sorted({path.stem for path in folder.glob("cells/*.json")} - set(keys))
-    if others:
-        raise InputError(
-            f"{folder} holds {len(others)} cells that this plan has not ({others[0]} is one); choose another --out"
-        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
@@ -63,6 +58,12 @@ def claim(folder: Path, plan: Plan, keys: Sequence[str]) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise InputError(f"another apfl bench is at work in {folder}; wait for it, or choose another") from None
+        others = sorted({path.stem for path in folder.glob("cells/*.json")} - set(keys))
+        if others:
+            raise InputError(
+                f"{folder} holds {len(others)} finished that are not asked for now ({others[0]} is one): "
+                "of another plan, or of other --methods, --seeds or --rounds; choose another --out"
+            )
         for left_over in folder.glob("*/.*.tmp"):  # of a process that was killed while it wrote
             left_over.unlink(missing_ok=True)
         with replacing(folder / "plan.toml") as temporary:

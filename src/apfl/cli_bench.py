@@ -46,7 +46,7 @@ def bench(
         str | None, typer.Option(help="Another backbone, where --data holds images.", show_default=False)
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Folder to work in. [default: runs/PLAN-DATA]", show_default=False)
+        Path | None, typer.Option("--out", help="Folder to work in. \\[default: runs/PLAN-DATA]", show_default=False)
     ] = None,
     methods: Annotated[
         str | None, typer.Option(help="Only these methods of the plan, with commas.", show_default=False)
@@ -59,7 +59,7 @@ def bench(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(help="Cells at a time. [default: as many as cores and memory allow]", show_default=False, min=1),
+        typer.Option(help="Cells at a time. \\[default: as many as cores and memory allow]", show_default=False, min=1),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(help="Threads of each cell; part of the result.", show_default=False, min=1)
@@ -91,8 +91,8 @@ def bench(
         return
     del dataset  # the processes have their own
     setting = Setting(folder, load, given.source, where, given.threads, given.checkpoint_seconds)
-    with claim(folder, given, list(keyed)):
-        failed = _run(left, setting, n_workers)
+    with claim(folder, given, list(keyed)):  # what is left may be less by now
+        failed = _run(jobs_for(keyed, folder, identity, where), setting, n_workers)
     _conclude(folder, keyed, failed)
 
 

@@ -182,10 +182,10 @@ def read_records(path: Path) -> list[Record]:
 
     A folder is searched, with those in it, for ``records.jsonl`` (`apfl run`) and ``cells/*.json`` (`apfl bench`).
     """
+    if path.is_dir():
+        files = sorted([*path.rglob("records.jsonl"), *path.rglob("cells/*.json")])
+        return [record for file in files for record in read_records(file)]
     try:
-        if path.is_dir():
-            files = sorted([*path.rglob("records.jsonl"), *path.rglob("cells/*.json")])
-            return [record for file in files for record in read_records(file)]
         if not path.exists():
             return []
         lines = [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines()
