@@ -104,7 +104,7 @@ def run(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto",
     folder: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder for records and models. [default: runs/DATA-TIME]", show_default=False),
+        typer.Option("--out", help="Folder for records and models. \\[default: runs/DATA-TIME]", show_default=False),
     ] = None,
     save: Annotated[bool, typer.Option("--save-models/--no-save-models", help="Write every client's model.")] = True,
     tune: Annotated[

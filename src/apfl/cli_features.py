@@ -51,11 +51,11 @@ FeatureColumnOption = Annotated[
 ]
 SplitsOption = Annotated[
     str | None,
-    typer.Option(help="Official splits of a Hub dataset to pool, with commas. [default: all]", show_default=False),
+    typer.Option(help="Official splits of a Hub dataset to pool, with commas. \\[default: all]", show_default=False),
 ]
 OnCorruptOption = Annotated[str, typer.Option(help="refuse or skip images that cannot be read.")]
 BatchSizeOption = Annotated[
-    int | None, typer.Option(help="Samples at a time. [default: 16 on a CPU, else 128]", show_default=False)
+    int | None, typer.Option(help="Samples at a time. \\[default: 16 on a CPU, else 128]", show_default=False)
 ]
 
 
@@ -63,7 +63,7 @@ def features(
     data: Annotated[str, typer.Argument(help="A name or path, as for `apfl run --data`.")],
     backbone: BackboneOption = None,
     target: Annotated[
-        Path | None, typer.Option("--out", help="The .npz to write. [default: in the cache]", show_default=False)
+        Path | None, typer.Option("--out", help="The .npz to write. \\[default: in the cache]", show_default=False)
     ] = None,
     pooling: PoolingOption = None,
     revision: RevisionOption = None,

@@ -46,27 +46,27 @@ app.command()(keys)
 @app.command()
 def server(
     folder: FolderArgument,
-    name: Annotated[str | None, typer.Option(help="Of the federation. [default: the folder's]")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the federation. \\[default: the folder's]")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The one port sites must reach.", min=1, max=65535)] = 9091,
     secure: Annotated[
         bool | None,
-        typer.Option("--secure/--insecure", help="TLS and known keys only. [default: on, unless on loopback]"),
+        typer.Option("--secure/--insecure", help="TLS and known keys only. \\[default: on, unless on loopback]"),
     ] = None,
-    quorum: Annotated[int | None, typer.Option(help="Sites needed before anything is published. [default: 2]")] = None,
+    quorum: Annotated[int | None, typer.Option(help="Sites needed to publish anything. \\[default: 2]")] = None,
     min_cohort: Annotated[
-        int | None, typer.Option(help="Fold late sites in by at least so many at a time. [default: 1]")
+        int | None, typer.Option(help="Fold late sites in by at least so many at a time. \\[default: 1]")
     ] = None,
     min_per_class: Annotated[
-        int | None, typer.Option(help="Rows below which a site withholds a class. [default: 2]")
+        int | None, typer.Option(help="Rows below which a site withholds a class. \\[default: 2]")
     ] = None,
-    wire: Annotated[str | None, typer.Option(help="float64 or float32. [default: float64]")] = None,
+    wire: Annotated[str | None, typer.Option(help="float64 or float32. \\[default: float64]")] = None,
     keep_contributions: Annotated[
         bool | None,
-        typer.Option("--keep-contributions/--no-keep-contributions", help="Or only their sum. [default: keep]"),
+        typer.Option("--keep-contributions/--no-keep-contributions", help="Or only their sum. \\[default: keep]"),
     ] = None,
-    classes: Annotated[str | None, typer.Option(help="Class names with commas. [default: what sites have]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the random maps. [default: 0]", min=0)] = None,
+    classes: Annotated[str | None, typer.Option(help="Class names with commas. \\[default: what sites have]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the random maps. \\[default: 0]", min=0)] = None,
     settings: SetOption = None,
 ) -> None:
     """Start the server of a federation, and keep it running.

@@ -18,15 +18,17 @@ __all__ = ["FolderArgument", "forget", "leave", "server_of"]
 out = Console()
 
 FolderArgument = Annotated[Path, typer.Argument(help="The server's folder for this federation.")]
+SiteArgument = Annotated[str, typer.Argument(help="The site to take out.")]
+ContributionOption = Annotated[
+    Path | None,
+    typer.Option(help="The bytes it sent (sent-HASH.safetensors in its folder), if only sums are kept."),
+]
 
 
 def leave(
     folder: FolderArgument,
-    site: Annotated[str, typer.Argument(help="The site that leaves.")],
-    contribution: Annotated[
-        Path | None,
-        typer.Option(help="The bytes it sent (sent-HASH.safetensors in its folder), if only sums are kept."),
-    ] = None,
+    site: SiteArgument,
+    contribution: ContributionOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Take a site out: everything is then as if it had never joined, and the evidence is printed."""
@@ -35,11 +37,8 @@ def leave(
 
 def forget(
     folder: FolderArgument,
-    site: Annotated[str, typer.Argument(help="The site to forget.")],
-    contribution: Annotated[
-        Path | None,
-        typer.Option(help="The bytes it sent (sent-HASH.safetensors in its folder), if only sums are kept."),
-    ] = None,
+    site: SiteArgument,
+    contribution: ContributionOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """`leave`, and erase the site's name too."""

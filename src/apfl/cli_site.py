@@ -70,7 +70,7 @@ def join(
     data: Annotated[str, typer.Option(help="A file of features with labels (.npz, .csv, .parquet).")],
     name: Annotated[str, typer.Option(help="The site's name, as its key is called.")],
     folder: Annotated[
-        Path | None, typer.Option(help="The site's own folder: model, log, what was sent. [default: sites/NAME]")
+        Path | None, typer.Option(help="The site's own folder: model, log, what was sent. \\[default: sites/NAME]")
     ] = None,
     ca: Annotated[Path | None, typer.Option(help="The server's ca.crt.")] = None,
     key: Annotated[Path | None, typer.Option(help="This site's private key, NAME.key.")] = None,
@@ -148,7 +148,7 @@ def simulate(
     alpha: Annotated[float, typer.Option(help="Dirichlet concentration; smaller is more heterogeneous.")] = 0.5,
     partition: Annotated[str, typer.Option(help="As for `apfl run`.")] = "dirichlet",
     seed: Annotated[int, typer.Option(help="Of the partition and of the maps.", min=0)] = 0,
-    folder: Annotated[Path | None, typer.Option("--out", help="[default: runs/federation-TIME]")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="\\[default: runs/federation-TIME]")] = None,
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
