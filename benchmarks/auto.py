@@ -34,7 +34,7 @@ def measure(
         federation = federate(dataset, protocol, seed).to(device)
         for name in accuracy:
             record, _ = run(name, load_method(name), federation, dataset, protocol, seed)
-            keep_record(settings.with_commit(record), out / "records.jsonl")
+            keep_record(record, out / "records.jsonl")
             accuracy[name].append(record.accuracy_client_mean)
         tables.append(on_test(load_method("apfl"), federation, seed).accuracy)
     mean = torch.stack(tables).mean(0)

@@ -87,7 +87,7 @@ def work(job: Job) -> tuple[Job, dict, list[Record]]:
             continue
         federation = federation_of(given.data, job.data, job.protocol, seed, given.device)
         record, _ = run(job.method, method, federation, dataset, job.protocol, seed)
-        records.append(settings.with_commit(record))
+        records.append(record)
     return job, tuned, records
 
 

@@ -1,15 +1,12 @@
-"""The twelve settings of every comparison in the docs, and digits beside them; records that say their commit."""
+"""The twelve settings of every comparison in the docs, and digits beside them."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
 from pathlib import Path
 
 from apfl.data import load_dataset
 from apfl.experiment import Protocol
 from apfl.federation import Dataset
-from apfl.measure import Record
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 FILES = {
@@ -42,9 +39,3 @@ def chosen(parts: list[str]) -> list[tuple[str, Protocol]]:
 
 def load(folder: Path, data: str) -> Dataset:
     return load_dataset("digits" if data == "digits" else str(folder / FILES[data]))
-
-
-def with_commit(record: Record) -> Record:
-    """A copy of the source without its history is told its commit by $APFL_COMMIT."""
-    commit = record.versions.get("git") or os.environ.get("APFL_COMMIT")
-    return replace(record, versions={**record.versions, "git": commit})

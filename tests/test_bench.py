@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from apfl.bench import claim
 from apfl.cells import cells
@@ -346,3 +347,17 @@ def test_a_plan_tunes_on_the_same_grid_as_the_command_line(tmp_path):
     ditto, fedavg = cells(read_plan(plan, source={"data": "digits"}))[:2]
     assert ditto.tune == dict(own_axes(load_method("ditto")))
     assert set(fedavg.tune) == {"lr"}
+
+
+@pytest.mark.gpu
+def test_cells_share_a_gpu(plan: Path, tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    for device in ("cpu", "cuda"):
+        ran = apfl("bench", plan, "--device", device, "--jobs", "3", "--out", tmp_path / device)
+        assert ran.returncode == 0, ran.stderr
+    on_cpu, on_gpu = (
+        {(r["method"], r["seed"], r["settings"].get("balance")): r["accuracy_client_mean"] for r in found.values()}
+        for found in (results(tmp_path / "cpu"), results(tmp_path / "cuda"))
+    )
+    assert on_gpu == pytest.approx(on_cpu, abs=0.01)  # a near tie or two may fall the other way

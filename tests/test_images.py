@@ -18,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
+from apfl.backbones import Backbone, load_backbone
 from apfl.cli import main
 from apfl.data import load_dataset, open_source
 from apfl.data.samples import vectors
@@ -143,6 +144,37 @@ def test_batch_size_moves_nothing_but_rounding(tmp_path: Path) -> None:
     assert one.shape == (40, 32)
     for other in others:
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)  # kernels sum in another order
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["toy", "tiny-mae", pytest.param("efficientnet-lite0", marks=needs_efficientnet)])
+def test_cuda_gives_the_same_features(tmp_path: Path, name: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+
+    def network() -> Backbone:
+        if name == "toy":
+            return toy_backbone()
+        return load_backbone(name) if name != "tiny-mae" else load_backbone(str(mae), pooling="cls")
+
+    def features(device: str, file: str, **options: Any) -> np.ndarray:
+        extract(toy_samples(160), network(), tmp_path / file, device=device, batch_size=16, **options)
+        return np.asarray(np.load(tmp_path / file)["features"])
+
+    def stop(done: int, total: int) -> None:
+        if done >= 64:
+            raise KeyboardInterrupt
+
+    mae = tiny_mae(tmp_path / "mae") if name == "tiny-mae" else tmp_path
+    on_cpu, on_gpu = features("cpu", "cpu.npz"), features("cuda", "cuda.npz")
+    assert np.abs(on_gpu - on_cpu).max() < 1e-3 * on_cpu.std()  # float32 through a deep network, no TF32
+    with pytest.raises(KeyboardInterrupt):
+        features("cuda", "stopped.npz", on_progress=stop, seconds_between_saves=0.0)
+    features("cuda", "stopped.npz")
+    assert (tmp_path / "stopped.npz").read_bytes() == (tmp_path / "cuda.npz").read_bytes()
+    halves = features("cuda", "halves.npz", mixed_precision=True)
+    assert np.corrcoef(halves.ravel(), on_cpu.ravel())[0, 1] > 0.99
+    assert np.abs(halves - on_cpu).max() > 1e-3 * on_cpu.std(), "bfloat16 was asked for and float32 computed"
 
 
 def test_the_file_holds_what_went_through_the_network(tmp_path: Path) -> None:

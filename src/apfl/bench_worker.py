@@ -50,6 +50,7 @@ class Setting:
     device: str
     threads: int
     checkpoint_seconds: float
+    n_workers: int = 1
 
 
 def work(connection: Connection, setting: Setting) -> None:
@@ -59,6 +60,9 @@ def work(connection: Connection, setting: Setting) -> None:
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(setting.threads)
     threadpool_limits(setting.threads)
+    if setting.device.startswith("cuda") and setting.n_workers > 1:
+        # At its limit a process gives back what it holds unused, which the others cannot make it do.
+        torch.cuda.set_per_process_memory_fraction(0.9 / setting.n_workers, setting.device)
     bench = _Bench(setting, connection)
     while (job := connection.recv()) is not None:
         answer: tuple[str, Any]

@@ -90,7 +90,7 @@ def bench(
     if dry_run:
         return
     del dataset  # the processes have their own
-    setting = Setting(folder, load, given.source, where, given.threads, given.checkpoint_seconds)
+    setting = Setting(folder, load, given.source, where, given.threads, given.checkpoint_seconds, n_workers)
     with claim(folder, given, list(keyed)):  # what is left may be less by now
         failed = _run(jobs_for(keyed, folder, identity, where), setting, n_workers)
     _conclude(folder, keyed, failed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -204,9 +205,9 @@ def keep_record(record: Record, path: Path) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """The versions a result depends on, and the commit of the source where it is a checkout."""
+    """The versions a result depends on, and the commit of the source: of a checkout, or as $APFL_COMMIT says."""
     packages = {name: version(name) for name in ("apfl", "torch", "numpy", "scipy", "scikit-learn")}
-    return {"python": platform.python_version(), **packages, "git": _git_commit()}
+    return {"python": platform.python_version(), **packages, "git": _git_commit() or os.environ.get("APFL_COMMIT")}
 
 
 def _git_commit() -> str | None:
