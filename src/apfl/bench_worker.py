@@ -62,7 +62,7 @@ def work(connection: Connection, setting: Setting) -> None:
     threadpool_limits(setting.threads)
     if setting.device.startswith("cuda") and setting.n_workers > 1:
         # At its limit a process gives back what it holds unused, which the others cannot make it do.
-        torch.cuda.set_per_process_memory_fraction(0.9 / setting.n_workers, setting.device)
+        torch.cuda.set_per_process_memory_fraction(0.9 / setting.n_workers, torch.device(setting.device).index)
     bench = _Bench(setting, connection)
     while (job := connection.recv()) is not None:
         answer: tuple[str, Any]
