@@ -26,7 +26,7 @@ from apfl.errors import InputError
 from apfl.features import cached_file, extract
 from apfl.federation import Dataset
 from apfl.partial import Partial
-from apfl.pipeline import extraction_device
+from apfl.pipeline import extraction_device, through
 from tests.pictures import folder_of_images, pixels, saved_dataset, tiny_mae, toy_backbone, toy_samples
 
 ROOT = Path(__file__).parents[1]
@@ -175,6 +175,14 @@ def test_cuda_gives_the_same_features(tmp_path: Path, name: str) -> None:
     halves = features("cuda", "halves.npz", mixed_precision=True)
     assert np.corrcoef(halves.ravel(), on_cpu.ravel())[0, 1] > 0.99
     assert np.abs(halves - on_cpu).max() > 1e-3 * on_cpu.std(), "bfloat16 was asked for and float32 computed"
+
+
+def test_batches_that_were_handed_out_are_not_written_over() -> None:
+    """The memory of a batch is used again; a network that hands out its own input must not make that visible."""
+    backbone = toy_backbone(forward=lambda batch: batch.flatten(1))
+    passed = list(through(toy_samples(), backbone, torch.device("cpu"), start=0, size=3, mixed_precision=False))
+    expected = np.stack([backbone.prepare(Image.fromarray(pixels(row))).flatten().numpy() for row in range(40)])
+    np.testing.assert_array_equal(np.concatenate([each.features for each in passed]), expected)
 
 
 def test_the_file_holds_what_went_through_the_network(tmp_path: Path) -> None:

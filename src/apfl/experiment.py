@@ -205,9 +205,9 @@ def keep_record(record: Record, path: Path) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """The versions a result depends on, and the commit of the source: of a checkout, or as $APFL_COMMIT says."""
+    """The versions a result depends on, and the commit of the source: $APFL_COMMIT, or the checkout's."""
     packages = {name: version(name) for name in ("apfl", "torch", "numpy", "scipy", "scikit-learn")}
-    return {"python": platform.python_version(), **packages, "git": _git_commit() or os.environ.get("APFL_COMMIT")}
+    return {"python": platform.python_version(), **packages, "git": os.environ.get("APFL_COMMIT") or _git_commit()}
 
 
 def _git_commit() -> str | None:
