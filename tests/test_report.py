@@ -335,6 +335,12 @@ def test_every_figure_draws(name):
     assert any(axes.has_data() for axes in drawn.axes)
 
 
+def test_plot_without_a_name_says_which_figures_there_are(tmp_path, capsys):
+    assert run("plot", tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert all(f"--figure {name}" in shown and FIGURES[name] in shown for name in FIGURES)
+
+
 def test_a_figure_that_cannot_be_drawn_says_so():
     sheet = gather([record("afl", class_counts=())])
     for name in ("partition", "tuning", "gains"):

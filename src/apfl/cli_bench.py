@@ -126,6 +126,10 @@ def rerun(
     raise typer.Exit(1)
 
 
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
@@ -159,14 +163,15 @@ def _show(
     """How much there is to do, and a guess of what it takes."""
     done = len(keyed) - sum(not job.tuning for job in left)
     tunings = sum(job.tuning for job in left)
-    err.print(f"{title}: {len(keyed)} cells on {dataset.name}" + (f", {done} done before" if done else ""))
+    err.print(f"{title}: {_count(len(keyed), 'cell')} on {dataset.name}" + (f", {done} done before" if done else ""))
     if not left:
         return
     speed = estimate.rate(threads)
     guess = sum((estimate.tuning_seconds if job.tuning else estimate.seconds)(job.cell, dataset, speed) for job in left)
     memory = human_bytes(estimate.peak_bytes([job.cell for job in left], dataset))
     err.print(
-        f"to do: {len(left) - tunings} cells" + (f" and {tunings} grids to tune" if tunings else "")
+        f"to do: {_count(len(left) - tunings, 'cell')}"
+        + (f" and {_count(tunings, 'grid')} to tune" if tunings else "")
         + f", {n_workers} at a time with {threads} thread{'s' * (threads > 1)} and up to {memory} each; "
         f"on a CPU at a guess {duration(guess / n_workers)}",
         soft_wrap=True,
@@ -193,7 +198,7 @@ def _run(left: Sequence[Job], setting: Setting, n_workers: int) -> dict[str, str
         except KeyboardInterrupt:
             board.stop()
             err.print(
-                f"stopped; {finished} cells were finished now and are kept in {setting.folder}. "
+                f"stopped; {_count(finished, 'cell')} finished now, kept in {setting.folder}. "
                 "The same command goes on from there.", soft_wrap=True,
             )  # fmt: skip
             raise typer.Exit(130) from None

@@ -62,8 +62,11 @@ def table(
 
 def plot(
     paths: RecordsArgument,
-    name: Annotated[str, typer.Option("--figure", help=", ".join(FIGURES) + ".")],
-    target: Annotated[Path, typer.Option("--out", help="File to write: .png, .svg or .pdf.")],
+    name: Annotated[str | None, typer.Option("--figure", help=", ".join(FIGURES) + ".", show_default=False)] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option("--out", help="File to write: .png, .svg or .pdf. \\[default: FIGURE.png]", show_default=False),
+    ] = None,
     x: Annotated[
         str | None, typer.Option("--x", help="Setting on the x axis of figure sensitivity.", show_default=False)
     ] = None,
@@ -73,7 +76,15 @@ def plot(
     ] = None,
     against: AgainstOption = None,
 ) -> None:
-    """Draw a figure from records, in colours, markers and lines that can be told apart without colour."""
+    """Draw a figure from records, in colours, markers and lines that can be told apart without colour.
+
+    Without --figure it says which there are and what each shows.
+    """
+    if name is None:
+        for each, shows in FIGURES.items():
+            out.print(f"--figure {each:<12} {shows}", soft_wrap=True, markup=False, highlight=False)
+        return
+    target = target or Path(f"{name}.png")
     from apfl.report.figures import figure  # matplotlib takes its time; the other commands need not wait for it
     from apfl.report.style import save
 
