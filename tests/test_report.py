@@ -408,6 +408,8 @@ def test_commands_from_records_to_files(tmp_path, capsys):
     for style, name in (("markdown", "t.md"), ("latex", "t.tex"), ("csv", "t.csv"), ("terminal", "t.txt")):
         assert run("table", tmp_path, "--format", style, "--out", tmp_path / name) == 0
         assert "apfl" in (tmp_path / name).read_text()
+    assert run("table", tmp_path, "--methods", "apfl, fedavg", "--federation", "alpha 1", "--format", "csv") == 0
+    assert {line.split(",")[1] for line in capsys.readouterr().out.splitlines()[1:]} == {"apfl", "fedavg"}
     for kind in ("png", "svg", "pdf"):
         assert (
             run("plot", tmp_path, "--figure", "cost", "--federation", "alpha 1", "--out", tmp_path / f"f.{kind}") == 0
@@ -429,6 +431,7 @@ def test_commands_from_records_to_files(tmp_path, capsys):
         (["plot", "r.jsonl", "--figure", "cost", "--out", "x.gif"], ".png, .svg or .pdf"),
         (["plot", "r.jsonl", "--figure", "cost", "--out", "x.png", "--federation", "alpha 7"], "no federation has"),
         (["plot", "r.jsonl", "--figure", "sensitivity", "--out", "x.png"], "needs --x"),
+        (["table", "r.jsonl", "--methods", "apfl,nobody"], "no method in these records 'nobody'"),
         (["track", "r.jsonl", "--to", "tensorboard"], "no tracker 'tensorboard'"),
     ],
 )  # fmt: skip

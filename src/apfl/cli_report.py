@@ -12,8 +12,9 @@ from rich.progress import Progress
 
 from apfl.container import replacing
 from apfl.errors import InputError, unknown
+from apfl.measure import Record
 from apfl.report.formats import FORMATS, terminal
-from apfl.report.gather import Sheet, gather, read
+from apfl.report.gather import gather, read
 from apfl.report.names import FIGURES
 from apfl.report.results import METRICS, results
 from apfl.report.trackers import send
@@ -30,6 +31,11 @@ AgainstOption = Annotated[
     str | None,
     typer.Option(help="The method (or row) that the others are compared with (apfl unless given).", show_default=False),
 ]
+MethodsOption = Annotated[str | None, typer.Option(help="Only these methods, with commas.", show_default=False)]
+FederationOption = Annotated[
+    str | None,
+    typer.Option(help="Only federations whose name has this in it, for example 'alpha 0.1'.", show_default=False),
+]
 MetricOption = Annotated[str, typer.Option(help=", ".join(METRICS))]
 
 
@@ -40,6 +46,8 @@ def table(
         Path | None, typer.Option("--out", help="File to write; otherwise it is printed.", show_default=False)
     ] = None,
     metric: MetricOption = "accuracy_client_mean",
+    methods: MethodsOption = None,
+    federation: FederationOption = None,
     against: AgainstOption = None,
     digits: Annotated[int, typer.Option(help="After the decimal point.", min=0, max=4)] = 1,
 ) -> None:
@@ -49,7 +57,7 @@ def table(
     """
     if style not in FORMATS:
         raise unknown("format", style, FORMATS)
-    found = results(gather(read(paths)), metric, against)
+    found = results(gather(_chosen(paths, methods, federation)), metric, against)
     if target is not None:
         with replacing(target) as temporary:
             temporary.write_text(FORMATS[style](found, digits), encoding="utf-8")
@@ -70,10 +78,8 @@ def plot(
     x: Annotated[
         str | None, typer.Option("--x", help="Setting on the x axis of figure sensitivity.", show_default=False)
     ] = None,
-    federation: Annotated[
-        str | None,
-        typer.Option(help="Only federations whose name has this in it, for example 'alpha 0.1'.", show_default=False),
-    ] = None,
+    methods: MethodsOption = None,
+    federation: FederationOption = None,
     against: AgainstOption = None,
 ) -> None:
     """Draw a figure from records, in colours, markers and lines that can be told apart without colour.
@@ -88,9 +94,7 @@ def plot(
     from apfl.report.figures import figure  # matplotlib takes its time; the other commands need not wait for it
     from apfl.report.style import save
 
-    sheet = gather(read(paths))
-    if federation is not None:
-        sheet = _only(sheet, federation)
+    sheet = gather(_chosen(paths, methods, federation))
     save(figure(name, sheet, results(sheet, against=against).ours, x), target)
     err.print(f"wrote {target}", soft_wrap=True, markup=False, highlight=False)
 
@@ -99,12 +103,14 @@ def report(
     paths: RecordsArgument,
     target: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="On top of the page.")] = "Personalised federated learning: results",
+    methods: MethodsOption = None,
+    federation: FederationOption = None,
     against: AgainstOption = None,
 ) -> None:
     """Make one HTML page of records: summary, sortable tables, curves, clients, settings. It opens offline."""
     from apfl.report.page import page
 
-    records = read(paths)
+    records = _chosen(paths, methods, federation)
     with Progress(console=err, transient=True) as progress:
         task = progress.add_task("drawing", total=None)
         text = page(
@@ -142,9 +148,21 @@ def track(
     err.print(f"{new} of {len(records)} records were new to {to}", soft_wrap=True, markup=False, highlight=False)
 
 
-def _only(sheet: Sheet, words: str) -> Sheet:
-    kept = [column for column in sheet.columns if words in column.label]
+def _chosen(paths: list[Path], methods: str | None, federation: str | None) -> list[Record]:
+    """The records that are asked for."""
+    records = read(paths)
+    if methods is not None:
+        have = sorted({record.method for record in records})
+        wanted = [name.strip() for name in methods.split(",") if name.strip()]
+        for name in wanted:
+            if name not in have:
+                raise unknown("method in these records", name, have)
+        records = [record for record in records if record.method in wanted]
+    if federation is None:
+        return records
+    sheet = gather(records)
+    kept = [column for column in sheet.columns if federation in column.label]
     if not kept:
-        have = "; ".join(column.label for column in sheet.columns)
-        raise InputError(f"no federation has '{words}' in its name (have: {have})")
-    return gather(record for column in kept for cell in sheet.records(column).values() for record in cell)
+        labels = "; ".join(column.label for column in sheet.columns)
+        raise InputError(f"no federation has '{federation}' in its name (have: {labels})")
+    return [record for column in kept for cell in sheet.records(column).values() for record in cell]

@@ -61,7 +61,11 @@ def progress(axes: Axes, sheet: Sheet, column: Column, against: str, looks: dict
                 markevery=max(1, len(x) // 6), label=row.label,
             )  # fmt: skip
         elif against != "rounds" and x[-1] <= 0:  # nothing is sent: the same height everywhere
-            axes.axhline(own.accuracy[-1], ls=":", color=look.colour, lw=look.width, label=row.label)
+            axes.axhline(own.accuracy[-1], ls=":", color=look.colour, lw=look.width)
+            axes.annotate(
+                row.label, (0.99, own.accuracy[-1]), xycoords=("axes fraction", "data"), xytext=(0, 1),
+                textcoords="offset points", ha="right", va="bottom", fontsize=7, color=look.colour,
+            )  # fmt: skip
         else:
             axes.errorbar(
                 x,

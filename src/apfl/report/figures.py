@@ -12,7 +12,7 @@ from apfl.errors import InputError, unknown
 from apfl.report import choices, curves, people
 from apfl.report.gather import Column, Row, Sheet
 from apfl.report.names import FIGURES
-from apfl.report.style import Look, drawing, legend_below, looks
+from apfl.report.style import Look, drawing, legend_below, looks, shared_legend
 
 __all__ = ["all_gains", "figure", "panel"]
 
@@ -48,9 +48,9 @@ def _arranged(lines: Sequence[Sequence[Panel]]) -> Figure:
         for axes, (title, draw) in zip(row, panels, strict=False):
             draw(axes)
             axes.set_title("\n".join(wrap(title, 52)), loc="left")
-            legend_below(axes)
         for axes in row[len(panels) :]:
             axes.set_axis_off()
+    shared_legend(shape)
     return shape
 
 

@@ -7,6 +7,7 @@ own marker and line. For the page, the same drawing is turned into SVG whose col
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ __all__ = [
     "logarithmic",
     "looks",
     "save",
+    "shared_legend",
     "themed",
 ]
 
@@ -103,11 +105,30 @@ def logarithmic(axis: Axis, write: Callable[[float], str] = "{:g}".format) -> No
 
 def legend_below(axes: Axes, columns: int = 3) -> None:
     """The axes' legend under the x label, in the order of the alphabet, out of the way of the curves."""
-    found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    if found:
-        labels, handles = zip(*sorted(found.items(), key=lambda each: each[0]), strict=True)
+    labels, handles = _entries([axes])
+    if labels:
         fits = max(1, min(columns, 54 // (max(map(len, labels)) + 5)))
         axes.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=fits, handlelength=2.6)
+
+
+def shared_legend(figure: Figure) -> None:
+    """One legend under all panels, as wide as they are."""
+    labels, handles = _entries(figure.axes)
+    if labels:
+        letters = 15 * figure.get_figwidth()  # that fit beside each other
+        fits = max(1, min(len(labels), int(letters / (max(map(len, labels)) + 9))))
+        figure.set_figheight(figure.get_figheight() + 0.18 * math.ceil(len(labels) / fits))
+        figure.legend(handles, labels, loc="outside lower center", ncols=fits, handlelength=2.6)
+
+
+def _entries(panels: Sequence[Axes]) -> tuple[list[str], list[Any]]:
+    """Labels and handles in the order of the alphabet, each label once."""
+    found: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    labels = sorted(found)
+    return labels, [found[label] for label in labels]
 
 
 def save(figure: Figure, path: Path) -> None:
