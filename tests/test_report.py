@@ -409,7 +409,8 @@ def test_commands_from_records_to_files(tmp_path, capsys):
         assert run("table", tmp_path, "--format", style, "--out", tmp_path / name) == 0
         assert "apfl" in (tmp_path / name).read_text()
     assert run("table", tmp_path, "--methods", "apfl, fedavg", "--federation", "alpha 1", "--format", "csv") == 0
-    assert {line.split(",")[1] for line in capsys.readouterr().out.splitlines()[1:]} == {"apfl", "fedavg"}
+    rows = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert {row["method"] for row in rows} == {"apfl", "fedavg"}
     for kind in ("png", "svg", "pdf"):
         assert (
             run("plot", tmp_path, "--figure", "cost", "--federation", "alpha 1", "--out", tmp_path / f"f.{kind}") == 0
