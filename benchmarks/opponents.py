@@ -27,7 +27,7 @@ from apfl.federation import Dataset, Federation
 from apfl.measure import Record
 from apfl.methods import load_method, method_names
 from apfl.methods._training import Training
-from apfl.tuning import tune
+from apfl.tuning import HELD_OUT, ROUNDS, tune
 
 WIDE = {"oll": 8192, "ridge_to_global": 8192}  # these references also at apfl's width
 SLOW_FIRST = ("fedpcl", "fedselect", "ditto", "fedala")
@@ -79,15 +79,17 @@ def work(job: Job) -> tuple[Job, dict, list[Record]]:
         chosen = {name: getattr(found.method, name) for name in names}
         tuned = {"where": job.where, "chosen": chosen, "results": found.results, "seconds": time.perf_counter() - start}
     method = replace(method, **tuned["chosen"])
-    done = {(r.data, json.dumps(r.protocol), r.method, json.dumps(r.settings), r.seed) for r in earlier(given.out)}
+    axes = {name: sorted({point[name] for point in tuned["results"]}) for name in tuned["chosen"]}
+    how = {"seed": 0, "held_out": HELD_OUT, "rounds": min(given.rounds, ROUNDS), "axes": axes} if axes else {}
+    done = {(r.data, Protocol(**r.protocol), r.method, json.dumps(r.settings), r.seed) for r in earlier(given.out)}
     for seed in given.seeds:
         dataset = dataset_of(given.data, job.data)
-        key = (dataset.name, json.dumps(asdict(job.protocol)), job.method, json.dumps(asdict(method)), seed)
+        key = (dataset.name, job.protocol, job.method, json.dumps(asdict(method)), seed)
         if key in done or time.time() > job.deadline:
             continue
         federation = federation_of(given.data, job.data, job.protocol, seed, given.device)
         record, _ = run(job.method, method, federation, dataset, job.protocol, seed)
-        records.append(record)
+        records.append(replace(record, tuning=how))
     return job, tuned, records
 
 
