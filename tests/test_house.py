@@ -34,9 +34,11 @@ FLOORS = [
         "cli_features",
         "cli_federate",
         "cli_leave",
+        "cli_models",
         "cli_options",
         "cli_progress",
         "cli_report",
+        "cli_run",
         "cli_site",
     },
 ]

@@ -2,11 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+import typer
 
 from apfl.errors import InputError
+from apfl.protocol import Protocol
 
-__all__ = ["device_of", "seeds_of"]
+__all__ = [
+    "AlphaOption",
+    "ClientColumnOption",
+    "ClientsOption",
+    "DataOption",
+    "PartitionOption",
+    "device_of",
+    "protocol_of",
+    "seeds_of",
+]
+
+DataOption = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help="'digits' (embedded); a file of features (.npz, .npy, .csv, .parquet); or images, with --backbone: "
+        "'cifar100', 'imagenet-r', owner/name on the Hub, a folder of images or of a saved dataset, an .npz.",
+    ),
+]
+ClientsOption = Annotated[
+    int | None,
+    typer.Option("--clients", help="Number of clients (10 unless a client column says).", show_default=False),
+]
+AlphaOption = Annotated[float, typer.Option("--alpha", help="Dirichlet concentration; smaller is more heterogeneous.")]
+PartitionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--partition",
+        help="dirichlet (PFLlib's; default), dirichlet_plain, classes, domains, iid, or given (with --client-column).",
+        show_default=False,
+    ),
+]
+ClientColumnOption = Annotated[
+    str | None,
+    typer.Option(help="Column that names each row's client (or domain, with --partition domains)."),
+]
 
 
 def seeds_of(text: str) -> list[int]:
@@ -32,3 +71,24 @@ def device_of(name: str) -> torch.device:
             f"--device {name} given, but torch sees {torch.cuda.device_count()} GPUs here; use --device cpu"
         )
     return torch.device(name)
+
+
+def protocol_of(
+    clients: int | None,
+    alpha: float,
+    partition: str | None,
+    client_column: str | None,
+    test_column: str | None = None,
+    group_column: str | None = None,
+    test_fraction: float = Protocol.test_fraction,
+    minimum: int | None = None,
+    classes_per_client: int = Protocol.classes_per_client,
+) -> Protocol:
+    """The protocol of --clients, --alpha, --partition and the columns."""
+    if partition is None:
+        partition = Protocol.partition if client_column is None else "given"
+    if clients is None and partition != "given":
+        clients = Protocol.n_clients
+    return Protocol(
+        partition, clients, alpha, minimum, classes_per_client, test_fraction, client_column, test_column, group_column
+    )

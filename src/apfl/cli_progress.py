@@ -1,13 +1,13 @@
-"""How far a plan has got, for someone who is watching."""
+"""How far something has got, for someone who is watching."""
 
 from __future__ import annotations
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from apfl.bench import Event
 
-__all__ = ["Board", "duration"]
+__all__ = ["Board", "duration", "spinner"]
 
 err = Console(stderr=True)
 
@@ -21,6 +21,11 @@ def duration(seconds: float) -> str:
     minutes = max(1, round(seconds / 60))
     n, unit = (minutes, "minute") if minutes < 120 else (round(minutes / 60), "hour")
     return f"{n} {unit}{'s' * (n > 1)}"
+
+
+def spinner() -> Progress:
+    """For what cannot say how much of it is left."""
+    return Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err, transient=True)
 
 
 class Board:

@@ -27,7 +27,7 @@ from apfl.normalise import moments, normaliser
 from apfl.personal import Choice, Personal, Primary, Rows, left_out_rows, personalise, solve_primary, width_for
 from apfl.ridge import Statistics, one_hot, statistics, total
 from apfl.streams import DualStream
-from apfl.tables import local_prior
+from apfl.tables import left_out_prior
 
 __all__ = ["APFLClassifier"]
 
@@ -401,8 +401,8 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         alone = targets - left.primary
         dual = alone + own.balance * left.refinement(own.beta)
         if own.tau:
-            counts = targets.sum(0) - targets  # a row's own label does not vouch for it
-            dual += own.tau * local_prior(counts, primary.stats.class_counts - targets, choice.smoothing)
+            counts = targets.sum(0), primary.stats.class_counts
+            dual += own.tau * left_out_prior(targets, *counts, rows.groups, choice.smoothing)
         return alone.numpy(), dual.numpy()
 
     def _scores(self, X: Any, clients: Any) -> tuple[np.ndarray, np.ndarray]:

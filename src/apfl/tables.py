@@ -19,7 +19,7 @@ from torch import Tensor
 from apfl.leaveout import LeftOut
 from apfl.ridge import one_hot
 
-__all__ = ["Grid", "Scope", "choose", "grid", "hits", "local_prior", "towards_the_sum"]
+__all__ = ["Grid", "Scope", "choose", "grid", "hits", "left_out_prior", "local_prior", "towards_the_sum"]
 
 Scope = Literal["federation", "client", "shrunk"]
 SHRINK_ROWS = 200  # with scope "shrunk" the others' table counts as this many rows
@@ -74,8 +74,7 @@ def hits(
     """
     own = one_hot(labels, len(counts)).to(counts.device)
     primary = own - left_out.primary
-    gone = own if left_out.groups is None else _summed_by(own, left_out.groups)
-    prior = local_prior(counts - gone, total_counts - gone, smoothing)
+    prior = left_out_prior(own, counts, total_counts, left_out.groups, smoothing)
     balances = torch.tensor(tried.balances, dtype=torch.float32, device=labels.device)
     # Single precision decides a comparison differently only where two scores agree to seven digits.
     leads = [_lead((primary + tau * prior).float(), labels) for tau in tried.taus]
@@ -86,6 +85,17 @@ def hits(
             low, high = _interval(lead, gain, labels)
             table[b, :, t] = ((low < balances[:, None]) & (balances[:, None] < high)).sum(1)
     return table
+
+
+def left_out_prior(
+    own: Tensor, counts: Tensor, total_counts: Tensor, groups: Tensor | None, smoothing: float
+) -> Tensor:
+    """The prior that each row meets without its own label, or its group's, which must not vouch for it; (n, c).
+
+    ``own`` (n, c) are the rows' one-hot labels.
+    """
+    gone = own if groups is None else _summed_by(own, groups)
+    return local_prior(counts - gone, total_counts - gone, smoothing)
 
 
 def _summed_by(rows: Tensor, groups: Tensor) -> Tensor:
