@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,12 @@ from apfl.data import load_dataset
 from apfl.experiment import Protocol, federate, read_records
 from apfl.federation import Shard
 from apfl.measure import client_accuracies
-from apfl.methods import load_method
+from apfl.methods import load_method, method_class, method_names
 from apfl.methods._heads import Heads, proximal
 from apfl.methods._stack import Stack
-from apfl.methods._training import State
+from apfl.methods._training import State, Training
 from apfl.methods.fedavg import FedAvg
-from apfl.tuning import grid, hold_out, tune, tune_once
+from apfl.tuning import grid, hold_out, trained, tune, tune_once
 
 from .head_toys import clusters, final, one_thread  # noqa: F401
 
@@ -98,6 +99,29 @@ def test_tuning_holds_out_a_fifth_of_the_training_rows() -> None:
     groups = torch.arange(50) // 5
     fit, validation = hold_out([Shard(clients[0].features, clients[0].labels, groups)], 0)
     assert not set(fit[0].groups.tolist()) & set(validation[0].groups.tolist())
+
+
+def other_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return "row"
+    return value + 1 if isinstance(value, int) else value / 2 or 0.5
+
+
+GRADIENT = [name for name in method_names() if issubclass(method_class(name), Training)]
+
+
+@pytest.mark.parametrize(("name", "key"), [(n, f.name) for n in GRADIENT for f in fields(method_class(n))])
+def test_points_of_any_grid_are_trained_as_if_alone(name: str, key: str) -> None:
+    """Whatever setting a grid is over: each point's models are those that it has by itself."""
+    clients = clusters([40, 25, 30], skew=True, spread=2.0)
+    adapter = 5 if name == "fedpcl" or key in ("adapter", "kappa") else 0
+    method = replace(load_method(name), n_rounds=4, batch=8, adapter=adapter)
+    points = [method, replace(method, **{key: other_value(getattr(method, key))})]
+    together = dict(trained(points, clients, 4, 0))
+    for place, point in enumerate(points):
+        for joint, alone in zip(together[place], final(point, clients, 4).models, strict=True):
+            torch.testing.assert_close(joint.weight, alone.weight, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(joint.bias, alone.bias, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "fedlda", "fedpcl"])

@@ -12,7 +12,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from apfl.measure import client_accuracies
 from apfl.methods._training import Training, stacked_rounds
 from apfl.partition import split
 
-__all__ = ["ROUNDS", "Tuned", "grid", "hold_out", "own_axes", "tune", "tune_once"]
+__all__ = ["ROUNDS", "Tuned", "grid", "hold_out", "own_axes", "trained", "tune", "tune_once"]
 
 ROUNDS = 50
 T = TypeVar("T")
@@ -83,10 +83,10 @@ def tune(
         return Tuned(method, [])
     fit, validation = hold_out(clients, seed)
     candidates: list[Any] = [replace(method, **point) for point in points]  # type: ignore[type-var]
-    results = []
-    for point, models in zip(points, _trained(candidates, fit, n_classes, seed), strict=True):
+    results = [dict(point) for point in points]
+    for place, models in trained(candidates, fit, n_classes, seed):
         accuracies = [each for each in client_accuracies(models, validation) if each is not None]
-        results.append(point | {"accuracy_client_mean": float(np.mean(accuracies)) if accuracies else 0.0})
+        results[place]["accuracy_client_mean"] = float(np.mean(accuracies)) if accuracies else 0.0
     best = max(range(len(points)), key=lambda i: float(results[i]["accuracy_client_mean"]))
     return Tuned(candidates[best], results)
 
@@ -124,17 +124,25 @@ def tune_once(
     return tuned
 
 
-def _trained(
+def trained(
     candidates: Sequence[Any], clients: Sequence[Shard], n_classes: int, seed: int
-) -> Iterator[Sequence[Model]]:
-    """The final models of every candidate."""
+) -> Iterator[tuple[int, Sequence[Model]]]:
+    """The place and the final models of every candidate, as they are done.
+
+    Gradient methods are trained side by side where they differ in nothing but settings that each head has for itself.
+    """
     if isinstance(candidates[0], Training):
         short = [replace(each, n_rounds=min(each.n_rounds, ROUNDS)) for each in candidates]
-        for _, alike in groupby(short, key=lambda each: str(each.normalise)):  # a stack shares its features
-            yield from (each.models for each in _last(stacked_rounds(list(alike), clients, n_classes, seed)))
+        alike: dict[str, list[int]] = {}
+        for place, each in enumerate(short):
+            common = {name: value for name, value in asdict(each).items() if name not in each.stacked}
+            alike.setdefault(json.dumps(common), []).append(place)
+        for places in alike.values():
+            last = _last(stacked_rounds([short[place] for place in places], clients, n_classes, seed))
+            yield from zip(places, (each.models for each in last), strict=True)
     else:
-        for each in candidates:
-            yield _last(each.rounds(clients, n_classes, seed)).models
+        for place, each in enumerate(candidates):
+            yield place, _last(each.rounds(clients, n_classes, seed)).models
 
 
 def _last(rounds: Iterator[T]) -> T:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -39,6 +39,9 @@ class Training(ABC):
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of the clients sampled for each round
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # chance that a sampled client is lost for the round
     normalise: Normalise = "root"  # as apfl has it
+
+    # Settings that each of several grid points trained in one stack has for itself; in the others they must agree.
+    stacked: ClassVar[frozenset[str]] = frozenset({"lr"})
 
     @abstractmethod
     def start(self, stack: Stack) -> State:

@@ -28,6 +28,7 @@ class Ditto(Training):
     pull: Annotated[float, Field(ge=0)] = 1.0
 
     personal: ClassVar[bool] = True
+    stacked: ClassVar[frozenset[str]] = frozenset({"lr", "pull"})
     grid: ClassVar[Mapping[str, Any]] = {"lr": RATES, "pull": (0.1, 1.0, 2.0)}
 
     def start(self, stack: Stack) -> State:

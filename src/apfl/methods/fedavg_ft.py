@@ -26,6 +26,7 @@ class FedAvgFT(Training):
 
     personal: ClassVar[bool] = True
     admits: ClassVar[bool] = True
+    stacked: ClassVar[frozenset[str]] = frozenset({"finetune_epochs", "lr"})
     grid: ClassVar[Mapping[str, Any]] = {"lr": RATES, "finetune_epochs": (3, 20, 100)}
 
     def start(self, stack: Stack) -> State:

@@ -32,6 +32,7 @@ class FedDBE(Training):
     offset_rate: Annotated[float, Field(ge=0)] = 1.0  # times lr; 0 freezes the offset, which leaves FedAvg
 
     personal: ClassVar[bool] = True
+    stacked: ClassVar[frozenset[str]] = frozenset({"kappa", "lr"})
 
     @property
     def grid(self) -> Mapping[str, Any]:

@@ -38,6 +38,7 @@ class FedPCL(Training):
 
     personal: ClassVar[bool] = True
     unit: ClassVar[bool] = True
+    stacked: ClassVar[frozenset[str]] = frozenset()
     grid: ClassVar[Mapping[str, Any]] = {}
 
     def start(self, stack: Stack) -> State:

@@ -27,6 +27,7 @@ class FedProx(Training):
     mu: Annotated[float, Field(ge=0)] = 0.01
 
     personal: ClassVar[bool] = False
+    stacked: ClassVar[frozenset[str]] = frozenset({"lr", "mu"})
     grid: ClassVar[Mapping[str, Any]] = {"lr": RATES, "mu": MU}
 
     def start(self, stack: Stack) -> State:
