@@ -129,8 +129,11 @@ def test_tuning_chooses_the_best_point_of_its_grid(name: str, tmp_path: Path) ->
     clients = clusters([60, 40, 30], skew=True, spread=2.0)
     method = load_method(name)
     method = replace(method, n_rounds=4) if name != "fedlda" else method
-    tuned = tune(method, clients, 4, 0)
+    heard: list[float] = []
+    tuned = tune(method, clients, 4, 0, on_round=heard.append)
     points = grid(method)
+    assert heard == sorted(heard)
+    assert not points or (len(heard) >= 2 and heard[-1] == 1)
     assert [{key: each[key] for key in points[0]} for each in tuned.results] == points if points else not tuned.results
     fit, validation = hold_out(clients, 0)
     for point, result in zip(points, tuned.results, strict=True):

@@ -116,7 +116,8 @@ class _Bench:
             clients = list(apart(federation, cell.protocol, seed)[0].train)
         dataset = self._data()
         n_classes, where = len(dataset.class_names), [dataset.sha256, cell.label]
-        return tune_once(path, cell.name, cell.method, clients, n_classes, seed, where, cell.tune)
+        tell = _Teller(self.connection)
+        return tune_once(path, cell.name, cell.method, clients, n_classes, seed, where, cell.tune, tell.say)
 
     def _data(self) -> Dataset:
         if self.dataset is None:
@@ -132,14 +133,17 @@ class _Bench:
 
 
 class _Teller:
-    """Says which round a cell is at, a few times a second."""
+    """Says which round a cell is at, or which share of a grid is done, a few times a second."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection, self.last = connection, time.monotonic()
 
     def __call__(self, current: Round) -> None:
+        self.say(current.index)
+
+    def say(self, reached: float) -> None:
         if time.monotonic() - self.last > 0.2:
-            self.connection.send(("round", current.index))
+            self.connection.send(("round", reached))
             self.last = time.monotonic()
 
 

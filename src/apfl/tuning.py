@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -76,15 +76,19 @@ def tune(
     n_classes: int,
     seed: int,
     axes: Mapping[str, Sequence[Any]] | None = None,
+    on_round: Callable[[float], None] | None = None,
 ) -> Tuned:
-    """Try a grid on a held-out part of the clients' training rows; ties go to the first point."""
+    """Try a grid on a held-out part of the clients' training rows; ties go to the first point.
+
+    ``on_round`` hears which share of the training is done, from 0 to 1.
+    """
     points = grid(method, axes)
     if not points:
         return Tuned(method, [])
     fit, validation = hold_out(clients, seed)
     candidates: list[Any] = [replace(method, **point) for point in points]  # type: ignore[type-var]
     results = [dict(point) for point in points]
-    for place, models in trained(candidates, fit, n_classes, seed):
+    for place, models in trained(candidates, fit, n_classes, seed, on_round):
         accuracies = [each for each in client_accuracies(models, validation) if each is not None]
         results[place]["accuracy_client_mean"] = float(np.mean(accuracies)) if accuracies else 0.0
     best = max(range(len(points)), key=lambda i: float(results[i]["accuracy_client_mean"]))
@@ -100,6 +104,7 @@ def tune_once(
     seed: int,
     run: Any = None,
     axes: Mapping[str, Sequence[Any]] | None = None,
+    on_round: Callable[[float], None] | None = None,
 ) -> Tuned:
     """`tune`, unless ``path`` (JSON lines) has the result already; ``run`` says on what data. New results are added."""
     axes = own_axes(method) if axes is None else axes
@@ -115,7 +120,7 @@ def tune_once(
             ) from error
         if same:
             return Tuned(replace(method, **chosen_before), results)  # type: ignore[type-var]
-    tuned = tune(method, clients, n_classes, seed, axes)
+    tuned = tune(method, clients, n_classes, seed, axes, on_round)
     chosen = {key: getattr(tuned.method, key) for key in axes}
     if chosen:
         found = {"method": name, "chosen": chosen, "results": tuned.results, "run": what}
@@ -125,7 +130,11 @@ def tune_once(
 
 
 def trained(
-    candidates: Sequence[Any], clients: Sequence[Shard], n_classes: int, seed: int
+    candidates: Sequence[Any],
+    clients: Sequence[Shard],
+    n_classes: int,
+    seed: int,
+    on_round: Callable[[float], None] | None = None,
 ) -> Iterator[tuple[int, Sequence[Model]]]:
     """The place and the final models of every candidate, as they are done.
 
@@ -137,15 +146,23 @@ def trained(
         for place, each in enumerate(short):
             common = {name: value for name, value in asdict(each).items() if name not in each.stacked}
             alike.setdefault(json.dumps(common), []).append(place)
-        for places in alike.values():
-            last = _last(stacked_rounds([short[place] for place in places], clients, n_classes, seed))
+        for n, places in enumerate(alike.values()):
+            points = [short[place] for place in places]
+            last = _last(stacked_rounds(points, clients, n_classes, seed), points[0].n_rounds, n, len(alike), on_round)
             yield from zip(places, (each.models for each in last), strict=True)
     else:
         for place, each in enumerate(candidates):
-            yield place, _last(each.rounds(clients, n_classes, seed)).models
+            yield place, _last(each.rounds(clients, n_classes, seed), 1, place, len(candidates), on_round).models
 
 
-def _last(rounds: Iterator[T]) -> T:
+def _last(rounds: Iterator[T], n_rounds: int, n: int, of: int, on_round: Callable[[float], None] | None) -> T:
     """The last one, without holding on to those before it: each has the models of every grid point."""
-    (last,) = deque(rounds, maxlen=1)
+
+    def heard() -> Iterator[T]:
+        for t, each in enumerate(rounds, 1):
+            if on_round is not None:
+                on_round((n + min(1.0, t / n_rounds)) / of)
+            yield each
+
+    (last,) = deque(heard(), maxlen=1)
     return last
