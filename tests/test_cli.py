@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
-from apfl.cli import main
+from apfl.cli import app, main
 from apfl.container import read
 
 QUICK = ["--seeds", "0", "--methods", "local_ridge,apfl", "--set", "apfl.d_primary=64", "--set", "apfl.d_refinement=64"]
@@ -43,6 +44,28 @@ def features(tmp_path) -> Path:
         patient=np.arange(120) // 6,
     )  # fmt: skip
     return path
+
+
+def commands(group, path=()):
+    for name, command in group.commands.items():
+        yield from commands(command, (*path, name)) if hasattr(command, "commands") else [((*path, name), command)]
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_teaches_every_argument_and_option(path, capsys, monkeypatch):
+    command = COMMANDS[path]
+    monkeypatch.setenv("COLUMNS", "300")
+    assert apfl(*path, "--help") == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert command.help
+    for parameter in command.params:
+        if parameter.name != "help":
+            assert parameter.help, f"{parameter.name} has no help"
+            words = " ".join(parameter.help.replace("\\[", "[").split()[:4])
+            assert words in shown, f"the help of {parameter.name} is not shown"
 
 
 def test_run_needs_no_arguments(tmp_path, monkeypatch, capsys):
