@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check browser deployment bench docs clean
+.PHONY: demo test check browser trackers deployment bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/apfl run --out runs/demo
@@ -16,6 +16,9 @@ check: $(STAMP)
 
 browser: $(STAMP)
 	$(BIN)/python -m pytest -m browser tests/test_browser.py
+
+trackers: .venv/.trackers
+	$(BIN)/python -m pytest tests/test_trackers.py
 
 deployment: .venv/.flower
 	$(BIN)/python -m pytest -m "deployment and not slow" --durations=0 $(or $(TESTS),tests)
@@ -33,6 +36,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 .venv/.flower: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[flower]"
+	touch $@
+
+.venv/.trackers: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[mlflow,wandb]"
 	touch $@
 
 clean:

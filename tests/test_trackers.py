@@ -33,7 +33,6 @@ def test_a_missing_library_says_what_to_install(monkeypatch):
     assert trackers.TRACKERS == ("mlflow", "wandb")
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the library's own, on import
 def test_mlflow_in_sqlite(tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="needs mlflow: pip install 'apfl[mlflow]'")
@@ -61,7 +60,6 @@ def test_mlflow_in_sqlite(tmp_path, monkeypatch):
         assert json.load(file)["method"] == "fedavg"
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="needs mlflow: pip install 'apfl[mlflow]'")
@@ -70,7 +68,6 @@ def test_mlflow_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch):
         next(send([record()], "mlflow", "http://127.0.0.1:9", "toy"))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_wandb_offline(tmp_path):
     pytest.importorskip("wandb", reason="needs wandb: pip install 'apfl[wandb]'")
