@@ -1,9 +1,9 @@
-"""The opponents on the recipe of an independent prototype, over many draws of the partition, beside its numbers.
+"""The opponents on the recipe of an independent implementation, over many draws of the partition, beside its numbers.
 
     python benchmarks/floor.py --data ../shared/data --out runs/floor --draws 10 --jobs 8
 
 CIFAR-100 features over their rms, 100 clients, Dirichlet 0.1 as PFLlib deals it, batch 64, 200 rounds of 3 epochs:
-FedAvg and FedAvg-FT (20 epochs) at rate 0.1, Ditto (lambda 1) at 0.03. The prototype had 71.1, 88.0 and 86.7 % on one
+FedAvg and FedAvg-FT (20 epochs) at rate 0.1, Ditto (lambda 1) at 0.03. It had 71.1, 88.0 and 86.7 % on one
 draw of its own. Beside our draws stands the partition that others published (columns of the features file).
 """
 

@@ -1,4 +1,4 @@
-"""Analytic personalised federated learning: one good model for each site, in one round, without gradients.
+"""Analytic personalised federated learning: one good model for each site, without gradients.
 
 >>> import torch
 >>> import apfl

@@ -18,7 +18,8 @@ from apfl.cli_run import run
 from apfl.errors import InputError
 
 app = typer.Typer(
-    help="Analytic personalised federated learning: one good model for each site, in one round, without gradients.",
+    help="Analytic personalised federated learning: one good model for each site, in one round of statistics, "
+    "without gradients.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,

@@ -143,7 +143,6 @@ class Stack:
         epochs: Tensor | None = None,
         skip: int = 0,
         everyone: bool = False,
-        lr: Tensor | None = None,
         penalty: Callable[[Batch, Tensor], Tensor] | None = None,
     ) -> Params:
         """New parameters after some local epochs of those who take part in round ``t``; the others stay as they are.
@@ -151,7 +150,7 @@ class Stack:
         ``epochs`` (heads, 1, 1) may differ between grid points; ``skip`` passes over so many epochs of the stream.
         """
         there = list(self.everyone) if everyone else self.participants(t)
-        lr = self.value("lr") if lr is None else lr
+        lr = self.value("lr")
         epochs = self.value("epochs") if epochs is None else epochs
         if not (most := int(epochs.max())):
             return dict(params)
