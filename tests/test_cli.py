@@ -250,3 +250,26 @@ def test_interrupting_loses_nothing_that_was_finished(tmp_path):
     assert f"kept {len(finished)} finished records" in said
     assert not list(out.rglob("*.tmp"))
     assert not list(out.rglob(".*making"))
+
+
+def test_a_record_is_run_again_from_the_data_it_names(features, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    features.rename(tmp_path / "sub" / "mine.npz")
+    assert apfl("run", "--data", "sub/mine.npz", *QUICK, "--clients", "3", "--alpha", "10", "--out", "r") == 0
+    assert [record["source"] for record in records(Path("r"))] == [{"data": "sub/mine.npz"}] * 2
+    assert apfl("rerun", "r", "--method", "apfl") == 0
+    assert "matched" in capsys.readouterr().out
+    Path("sub/mine.npz").rename("moved.npz")
+    assert apfl("rerun", "r", "--method", "apfl", "--data", "moved.npz") == 0
+
+
+def test_a_record_of_a_table_is_run_again_with_its_columns(tmp_path, capsys):
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    rng = np.random.default_rng(0)
+    rows = [f"{'oak' if x[0] > 0 else 'elm'},{','.join(map(str, x))}" for x in rng.standard_normal((60, 3))]
+    (tmp_path / "t.csv").write_text("\n".join(["species,f0,f1,f2", *rows]))
+    given = ["--data", tmp_path / "t.csv", "--label-column", "species", "--partition", "iid", "--clients", "3"]
+    assert apfl("run", *given, *QUICK[:2], "--methods", "local_ridge", "--out", tmp_path / "r") == 0
+    assert apfl("rerun", tmp_path / "r") == 0
+    assert "matched" in capsys.readouterr().out

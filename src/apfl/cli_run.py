@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -106,11 +106,13 @@ def run(
     chosen = _methods(methods, settings or [])
     seed_list = seeds_of(seeds)
     where = device_of(device)
-    dataset = load_data(
-        data, backbone, pooling=pooling, revision=revision, backbone_revision=backbone_revision, splits=splits,
-        image_column=image_column, label_column=label_column, feature_column=feature_column,
-        on_corrupt=on_corrupt, device=device,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "backbone": backbone, "pooling": pooling, "revision": revision, "backbone_revision": backbone_revision,
+        "splits": splits, "image_column": image_column, "label_column": label_column, "feature_column": feature_column,
+        "on_corrupt": None if on_corrupt == "refuse" else on_corrupt,
+    }  # fmt: skip
+    source = {"data": data} | {name: value for name, value in options.items() if value is not None}
+    dataset = load_data(**({"backbone": None} | source), device=device)
     # Everything that can be refused is refused before anything is run or written.
     federations = {seed: federate(dataset, protocol, seed) for seed in seed_list}
     folder = folder or Path("runs") / f"{Path(dataset.name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -124,7 +126,7 @@ def run(
     records: list[Record] = []
     try:
         for seed, federation in federations.items():
-            for record in _run_seed(federation.to(where), dataset, protocol, chosen, seed, folder, save):
+            for record in _run_seed(federation.to(where), dataset, protocol, chosen, seed, folder, save, source):
                 records.append(record)
     except KeyboardInterrupt:
         err.print(f"stopped; kept {len(records)} finished records in {folder / 'records.jsonl'}", soft_wrap=True)
@@ -152,6 +154,7 @@ def _run_seed(
     seed: int,
     folder: Path,
     save: bool,
+    source: Mapping[str, Any],
 ) -> Iterator[Record]:
     """Run every method on one federation; a record is yielded when it and its models are on disk."""
     with spinner() as progress:
@@ -168,6 +171,7 @@ def _run_seed(
             if save:
                 progress.update(task, description=f"seed {seed}  {name}  writing models")
                 save_models(models, folder / "models" / name / f"seed-{seed}", dataset.class_names)
+            record = replace(record, source=dict(source))  # where `apfl rerun` finds the same data
             keep_record(record, folder / "records.jsonl")
             checkpoint.unlink(missing_ok=True)
             yield record
