@@ -428,6 +428,8 @@ def test_commands_from_records_to_files(tmp_path, capsys):
         (["table", "."], "no records given"),
         (["table", "r.jsonl", "--format", "html"], "no format 'html'"),
         (["table", "r.jsonl", "--metric", "accuracy"], "no metric 'accuracy'"),
+        (["table", "r.jsonl", "--out", "."], "cannot write .: it is a folder; give a file name"),
+        (["report", "r.jsonl", "--out", ".."], "it is a folder; give a file name"),
         (["plot", "r.jsonl", "--figure", "curve", "--out", "x.png"], "did you mean 'curves'"),
         (["plot", "r.jsonl", "--figure", "cost", "--out", "x.gif"], ".png, .svg or .pdf"),
         (["plot", "r.jsonl", "--figure", "cost", "--out", "x.png", "--federation", "alpha 7"], "no federation has"),
