@@ -417,7 +417,9 @@ def test_commands_from_records_to_files(tmp_path, capsys):
         )
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "f.pdf").read_bytes().startswith(b"%PDF")
+    capsys.readouterr()
     assert run("report", tmp_path, "--out", tmp_path / "page.html") == 0
+    assert capsys.readouterr().err.startswith("wrote")  # no empty line where nobody watches a bar
     assert "Everything measured" in (tmp_path / "page.html").read_text()
 
 
