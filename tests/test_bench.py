@@ -89,7 +89,7 @@ def undisturbed(plan, tmp_path_factory) -> Path:
     done = apfl("bench", plan, "--out", out, "--jobs", "2")
     assert done.returncode == 0, done.stderr
     assert f"{N_CELLS} cells" in done.stderr
-    assert "1 grids to tune" in done.stderr
+    assert "1 grid to tune" in done.stderr
     assert f"apfl table {out}" in done.stdout
     assert len(results(out)) == N_CELLS
     return out

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import typer
 
+from apfl import cli_progress, cli_run
 from apfl.cli import app, main
 from apfl.container import read
 
@@ -270,6 +272,90 @@ def test_interrupting_loses_nothing_that_was_finished(tmp_path):
     assert process.returncode == 130, said
     finished = records(out)
     assert 0 < len(finished) < 800
-    assert f"kept {len(finished)} finished records" in said
+    assert f"kept {len(finished)} finished record" in said
     assert not list(out.rglob("*.tmp"))
     assert not list(out.rglob(".*making"))
+
+
+def test_a_record_is_run_again_from_the_data_it_names(features, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    features.rename(tmp_path / "sub" / "mine.npz")
+    assert apfl("run", "--data", "sub/mine.npz", *QUICK, "--clients", "3", "--alpha", "10", "--out", "r") == 0
+    assert [record["source"] for record in records(Path("r"))] == [{"data": "sub/mine.npz"}] * 2
+    assert apfl("rerun", "r", "--method", "apfl") == 0
+    assert "matched" in capsys.readouterr().out
+    Path("sub/mine.npz").rename("moved.npz")
+    assert apfl("rerun", "r", "--method", "apfl", "--data", "moved.npz") == 0
+
+
+def test_a_record_of_a_table_is_run_again_with_its_columns(tmp_path, capsys):
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    rng = np.random.default_rng(0)
+    rows = [f"{'oak' if x[0] > 0 else 'elm'},{','.join(map(str, x))}" for x in rng.standard_normal((60, 3))]
+    (tmp_path / "t.csv").write_text("\n".join(["species,f0,f1,f2", *rows]))
+    given = ["--data", tmp_path / "t.csv", "--label-column", "species", "--partition", "iid", "--clients", "3"]
+    assert apfl("run", *given, *QUICK[:2], "--methods", "local_ridge", "--out", tmp_path / "r") == 0
+    assert apfl("rerun", tmp_path / "r") == 0
+    assert "matched" in capsys.readouterr().out
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_a_log_has_a_line_for_each_record_and_no_empty_ones(tmp_path, capsys):
+    assert apfl("run", *QUICK, "--no-save-models", "--out", tmp_path / "r") == 0
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("1/2 local_ridge, seed 0: ")
+    assert second.startswith("2/2 apfl, seed 0: ")
+    assert second.endswith(" %")
+
+
+def test_an_interrupted_run_says_what_it_leaves_and_goes_on_from_it(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "r"
+    command = ["run", "--methods", "local_ridge,fedavg", "--seeds", "0", "--set", "fedavg.n_rounds=3", "--out", out]
+    once = cli_run.run_method
+
+    def stopped(name, *given, **options):
+        options |= {"on_round": interrupt} if name == "fedavg" else {}
+        return once(name, *given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cli_run, "run_method", stopped)
+        assert apfl(*command) == 130
+    said = capsys.readouterr().err
+    assert f"kept 1 finished record in {out / 'records.jsonl'} and how far fedavg-seed-0 had got in" in said
+    assert f"the same command with --out {out} goes on from there" in said
+    (left,) = (out / "checkpoints").iterdir()
+    assert apfl(*command) == 0
+    assert not left.exists()
+    assert len(records(out)[1]["curve"]) == 3
+
+
+def test_nothing_is_left_of_a_run_that_had_nothing_yet(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli_run, "run_method", interrupt)
+    assert apfl("run", *QUICK, "--out", tmp_path / "r") == 130
+    monkeypatch.setattr(cli_run, "tune_once", interrupt)
+    assert apfl("run", *QUICK, "--tune", "--out", tmp_path / "r") == 130
+    assert capsys.readouterr().err.splitlines() == ["stopped; nothing was finished yet, nothing is kept"] * 2
+    assert not (tmp_path / "r").exists()
+
+
+def test_what_was_tuned_before_an_interruption_is_kept(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "r"
+    monkeypatch.setattr(cli_run, "run_method", interrupt)
+    quick = ["--seeds", "0", "--methods", "local_head", "--set", "local_head.n_rounds=1"]
+    assert apfl("run", *quick, "--tune", "--out", out) == 130
+    tuned, stopped = capsys.readouterr().err.splitlines()
+    assert tuned == "tuned local_head"
+    assert f"kept what was tuned in {out / 'tuning.jsonl'};" in stopped
+
+
+def test_an_extraction_speaks_once_a_minute_and_at_the_end(monkeypatch, capsys):
+    clock = iter([0, 0, 30, 61, 62, 130])
+    monkeypatch.setattr(cli_progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with cli_progress.Counter("photos", 1000) as counter:
+        for done in (100, 300, 710, 800, 1000):
+            counter.show(done, 1000)
+    assert capsys.readouterr().err.splitlines() == ["photos: 710/1000, 10.0/s", "photos: 1000/1000, 6.9/s"]

@@ -295,6 +295,7 @@ def test_the_papers_setting_is_one_command(no_network: Path, capsys: pytest.Capt
     before = file.stat().st_mtime_ns
     assert apfl(*command, "second") == 0
     assert file.stat().st_mtime_ns == before
+    assert apfl("rerun", "second/records.jsonl") == 0  # from the dataset and the backbone that the record names
     record = json.loads(Path("second/records.jsonl").read_text())
     assert record["data"] == "cifar100-vit-mae-base"
     assert record["accuracy_client_mean"] > 0.8  # the classes are three colours

@@ -27,7 +27,7 @@ from apfl.report.page import page
 from apfl.report.published import published
 from apfl.report.results import results
 from apfl.report.words import summary
-from tests.records import a_study, record
+from tests.records import CHOSEN, a_study, record
 
 ROOT = Path(__file__).parents[1]
 DEALT = {"partition": "dirichlet", "n_clients": 4, "alpha": 0.1}
@@ -350,6 +350,44 @@ def test_a_figure_that_cannot_be_drawn_says_so():
         figure("sensitivity", sheet, None, "lr")
 
 
+def test_a_sweep_of_two_values_is_named():
+    betas = (0.11, 110.0)
+    sheet = gather([record(settings={"beta": b, "lr": 0.1}, accuracies=[0.5 + b / 1000] * 4) for b in betas])
+    with pytest.raises(InputError, match="several values of 'betta' here; settings that vary: beta"):
+        figure("sensitivity", sheet, None, "betta")
+    with pytest.raises(InputError, match=r"needs --x, the setting to draw \(beta\)"):
+        figure("sensitivity", sheet, None)
+    assert figure("sensitivity", sheet, None, "beta").axes[0].has_data()
+
+
+def test_ticks_can_be_read():
+    """Whole rounds, no exponents, and no label upon the next."""
+    gammas, betas = np.logspace(-0.5, 6.5, 21).tolist(), np.logspace(-1.9, 3.1, 6).tolist()
+    table = CHOSEN["table"] | {"beta": betas, "hits": [[[60, 61], [70, 71], [65, 66]]] * 6}
+    path = {"gamma": gammas, "gcv": [0.5] * 21}
+    apfl = record(chosen=CHOSEN | {"beta": betas[2], "table": table, "gamma_path": path})
+    fedavg = record("fedavg", rounds=3, curve=[[0.1 * t, 100.0 * t, 0.5] for t in range(1, 4)])
+    sheet = gather([apfl, fedavg])
+    tuning, overhead = (figure(name, sheet, None) for name in ("tuning", "overhead"))
+    assert not [word for word in _ticks(tuning.axes[0].yaxis) if "e" in word]
+    gamma = next(axes for axes in tuning.axes if axes.get_xlabel() == "gamma")
+    tuning.canvas.draw()
+    boxes = [label.get_window_extent() for label in gamma.get_xticklabels() if _inside(gamma, label.get_position()[0])]
+    assert len(boxes) > 2
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+    assert all(float(word.replace("\N{MINUS SIGN}", "-")).is_integer() for word in _ticks(overhead.axes[0].xaxis))
+
+
+def _ticks(axis) -> list[str]:
+    axis.figure.canvas.draw()
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def _inside(axes, x: float) -> bool:
+    low, high = axes.get_xlim()
+    return low <= x <= high
+
+
 class Tags(HTMLParser):
     """Tags that are open at the end, ids, and what could ask for something elsewhere."""
 
@@ -417,7 +455,9 @@ def test_commands_from_records_to_files(tmp_path, capsys):
         )
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "f.pdf").read_bytes().startswith(b"%PDF")
+    capsys.readouterr()
     assert run("report", tmp_path, "--out", tmp_path / "page.html") == 0
+    assert capsys.readouterr().err.startswith("wrote")  # no empty line where nobody watches a bar
     assert "Everything measured" in (tmp_path / "page.html").read_text()
 
 
@@ -428,6 +468,8 @@ def test_commands_from_records_to_files(tmp_path, capsys):
         (["table", "."], "no records given"),
         (["table", "r.jsonl", "--format", "html"], "no format 'html'"),
         (["table", "r.jsonl", "--metric", "accuracy"], "no metric 'accuracy'"),
+        (["table", "r.jsonl", "--out", "."], "cannot write .: it is a folder; give a file name"),
+        (["report", "r.jsonl", "--out", ".."], "it is a folder; give a file name"),
         (["plot", "r.jsonl", "--figure", "curve", "--out", "x.png"], "did you mean 'curves'"),
         (["plot", "r.jsonl", "--figure", "cost", "--out", "x.gif"], ".png, .svg or .pdf"),
         (["plot", "r.jsonl", "--figure", "cost", "--out", "x.png", "--federation", "alpha 7"], "no federation has"),

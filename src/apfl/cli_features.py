@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from apfl.backbones import load_backbone
+from apfl.cli_progress import Counter
 from apfl.data import Samples, open_source
 from apfl.data.features import load as load_features
 from apfl.data.samples import vectors
@@ -149,29 +147,12 @@ def _extract(
     samples = vectors(opened) if isinstance(opened, Dataset) else opened
     network = load_backbone(backbone, pooling=pooling, revision=backbone_revision)
     path = target or cached_file(samples, network, mixed_precision=options.get("mixed_precision", False))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     try:
-        with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-            task = progress.add_task(f"{samples.name} through {network.name}", total=len(samples), begun=None)
-
-            def show(done: int, total: int) -> None:
-                begun = progress.tasks[task].fields["begun"] or (time.monotonic(), done)
-                progress.update(task, completed=done, begun=begun)
-
-            result = extract(samples, network, path, on_progress=show, **options)
+        with Counter(f"{samples.name} through {network.name}", len(samples)) as counter:
+            result = extract(samples, network, path, on_progress=counter.show, **options)
     except KeyboardInterrupt:
         err.print("stopped; the same command goes on where this one was.")
         raise typer.Exit(130) from None
     for where, why in result.skipped.items():
         err.print(f"skipped {where}: {why}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     return result
-
-
-class _Rate(ProgressColumn):
-    """Samples in a second since this process began, not counting what an earlier one did."""
-
-    def render(self, task: Task) -> Text:
-        if task.fields["begun"] is None:
-            return Text("")
-        start, done = task.fields["begun"]
-        return Text(f"{(task.completed - done) / max(time.monotonic() - start, 1e-9):.1f}/s")

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from apfl.bench import Event
+from apfl.measure import Record
 
-__all__ = ["Board", "duration", "spinner"]
+__all__ = ["Board", "Counter", "duration", "ended", "line", "spinner"]
 
 err = Console(stderr=True)
 
@@ -25,7 +37,52 @@ def duration(seconds: float) -> str:
 
 def spinner() -> Progress:
     """For what cannot say how much of it is left."""
-    return Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err, transient=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+
+
+def line(words: str) -> None:
+    """For whoever reads a log; on a terminal something moves, and that is enough."""
+    if not err.is_terminal:
+        err.print(words, soft_wrap=True, markup=False, highlight=False)
+
+
+def ended(n: int, total: int, record: Record) -> None:
+    """A line in the log for a record that is on disk."""
+    line(f"{n}/{total} {record.method}, seed {record.seed}: {100 * record.accuracy_client_mean:.2f} %")
+
+
+class Counter:
+    """How many samples are through: a bar on a terminal; elsewhere a line a minute, and one at the end."""
+
+    def __init__(self, what: str, total: int) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
+        self.progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        self.what, self.task = what, self.progress.add_task(what, total=total, rate="")
+        self.start: tuple[float, int] | None = None  # not counting what an earlier process did
+        self.said = time.monotonic()
+
+    def __enter__(self) -> Counter:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        self.start = self.start or (now, done)
+        rate = f"{(done - self.start[1]) / max(now - self.start[0], 1e-9):.1f}/s"
+        self.progress.update(self.task, completed=done, rate=rate)
+        if done == total or now - self.said >= 60:
+            self.said = now
+            line(f"{self.what}: {done}/{total}, {rate}")
 
 
 class Board:
@@ -60,6 +117,5 @@ class Board:
             self.progress.advance(self.all)
             if event.job.key in self.running:
                 self.progress.remove_task(self.running.pop(event.job.key))
-            if not err.is_terminal:
-                how = f"{100 * event.info:.2f} %" if event.kind == "done" else "FAILED"
-                err.print(f"{self.ended}/{self.total} {name} {how}", soft_wrap=True, highlight=False)
+            how = f"{100 * event.info:.2f} %" if event.kind == "done" else "FAILED"
+            line(f"{self.ended}/{self.total} {name} {how}")

@@ -111,7 +111,7 @@ def report(
     from apfl.report.page import page
 
     records = _chosen(paths, methods, federation)
-    with Progress(console=err, transient=True) as progress:
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("drawing", total=None)
         text = page(
             records,
@@ -142,7 +142,7 @@ def track(
     What is there already is not sent again.
     """
     records, new = read(paths), 0
-    with Progress(console=err, transient=True) as progress:
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         for _, sent in progress.track(send(records, to, uri, project), total=len(records), description="sending"):
             new += sent
     err.print(f"{new} of {len(records)} records were new to {to}", soft_wrap=True, markup=False, highlight=False)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +35,7 @@ from apfl.cli_options import (
     protocol_of,
     seeds_of,
 )
-from apfl.cli_progress import spinner
+from apfl.cli_progress import ended, line, spinner
 from apfl.container import replacing
 from apfl.errors import InputError
 from apfl.experiment import Protocol, federate, keep_record, read_records, save_models
@@ -106,32 +106,36 @@ def run(
     chosen = _methods(methods, settings or [])
     seed_list = seeds_of(seeds)
     where = device_of(device)
-    dataset = load_data(
-        data, backbone, pooling=pooling, revision=revision, backbone_revision=backbone_revision, splits=splits,
-        image_column=image_column, label_column=label_column, feature_column=feature_column,
-        on_corrupt=on_corrupt, device=device,
-    )  # fmt: skip
+    given: dict[str, Any] = {
+        "backbone": backbone, "pooling": pooling, "revision": revision, "backbone_revision": backbone_revision,
+        "splits": splits, "image_column": image_column, "label_column": label_column, "feature_column": feature_column,
+        "on_corrupt": None if on_corrupt == "refuse" else on_corrupt,
+    }  # fmt: skip
+    given = {name: value for name, value in given.items() if value is not None}
+    dataset = load_data(data, **({"backbone": None} | given), device=device)
     # Everything that can be refused is refused before anything is run or written.
     federations = {seed: federate(dataset, protocol, seed) for seed in seed_list}
     folder = folder or Path("runs") / f"{Path(dataset.name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     if not any(len(shard) for federation in federations.values() for shard in federation.test):
         raise InputError("no client has test rows, so there would be nothing to measure; keep some back for testing")
-    if tune:
-        _check_folder(folder, dataset, protocol, {}, seed_list)
-        chosen = _tuned(chosen, federations[seed_list[0]].to(where), dataset, protocol, seed_list[0], folder)
-    _check_folder(folder, dataset, protocol, chosen, seed_list)
-
     records: list[Record] = []
     try:
+        if tune:
+            _check_folder(folder, dataset, protocol, {}, seed_list)
+            chosen = _tuned(chosen, federations[seed_list[0]].to(where), dataset, protocol, seed_list[0], folder)
+        _check_folder(folder, dataset, protocol, chosen, seed_list)
         for seed, federation in federations.items():
-            for record in _run_seed(federation.to(where), dataset, protocol, chosen, seed, folder, save):
+            for record in _run_seed(
+                federation.to(where), dataset, protocol, chosen, seed, folder, save, {"data": data} | given
+            ):
                 records.append(record)
+                ended(len(records), len(federations) * len(chosen), record)
     except KeyboardInterrupt:
-        err.print(f"stopped; kept {len(records)} finished records in {folder / 'records.jsonl'}", soft_wrap=True)
+        _leave_no_empty(folder)
+        err.print(_stopped(folder, len(records)), soft_wrap=True, markup=False, highlight=False)
         raise typer.Exit(130) from None
     except InputError:
-        with suppress(OSError):  # not a trace if nothing was finished
-            folder.rmdir()
+        _leave_no_empty(folder)
         raise
     out.print(results_table(records))
     for record in records:
@@ -152,6 +156,7 @@ def _run_seed(
     seed: int,
     folder: Path,
     save: bool,
+    source: Mapping[str, Any],
 ) -> Iterator[Record]:
     """Run every method on one federation; a record is yielded when it and its models are on disk."""
     with spinner() as progress:
@@ -168,6 +173,7 @@ def _run_seed(
             if save:
                 progress.update(task, description=f"seed {seed}  {name}  writing models")
                 save_models(models, folder / "models" / name / f"seed-{seed}", dataset.class_names)
+            record = replace(record, source=dict(source))  # where `apfl rerun` finds the same data
             keep_record(record, folder / "records.jsonl")
             checkpoint.unlink(missing_ok=True)
             yield record
@@ -183,9 +189,30 @@ def _tuned(
         for name, method in methods.items():
             task = progress.add_task(f"tuning {name}", total=None)
             path = folder / "tuning.jsonl"
-            tuned[name] = tune_once(path, name, method, federation.train, federation.n_classes, seed, run).method
+            found = tune_once(path, name, method, federation.train, federation.n_classes, seed, run)
+            tuned[name] = found.method
             progress.remove_task(task)
+            if found.results:  # it has something to tune
+                line(f"tuned {name}")
     return tuned
+
+
+def _leave_no_empty(folder: Path) -> None:
+    with suppress(OSError):  # there is something in it, or it was never made
+        folder.rmdir()
+
+
+def _stopped(folder: Path, n_records: int) -> str:
+    """What an interrupted run leaves, and what becomes of it."""
+    kept = [f"{n_records} finished record{'s' * (n_records > 1)} in {folder / 'records.jsonl'}"] if n_records else []
+    unfinished = sorted((folder / "checkpoints").glob("*.safetensors"))
+    kept += [f"how far {path.stem} had got in {path.parent}" for path in unfinished]
+    if (folder / "tuning.jsonl").exists():
+        kept.append(f"what was tuned in {folder / 'tuning.jsonl'}")
+    if not kept:
+        return "stopped; nothing was finished yet, nothing is kept"
+    # Without --out the folder's name has the time in it: the same command alone would begin anew.
+    return f"stopped; kept {' and '.join(kept)}; the same command with --out {folder} goes on from there"
 
 
 def _methods(names: str, assignments: Sequence[str]) -> dict[str, Method]:

@@ -38,6 +38,8 @@ class Container:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place at the end: a reader never sees half a file."""
+    if os.path.isdir(path):  # also "." and "/", which have no name for the temporary file to take
+        raise InputError(f"cannot write {path}: it is a folder; give a file name")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from torch import Tensor
 from apfl.backbones import Backbone
 from apfl.data.samples import Samples
 from apfl.errors import InputError
+from apfl.workers import n_cores
 
 __all__ = ["Passed", "extraction_device", "through"]
 
@@ -148,7 +148,7 @@ def _batches(
         return _Batch(rows, bad, inputs[good] if bad else inputs, filling.room)
 
     waiting: deque[Future[_Batch]] = deque()
-    with ThreadPoolExecutor(_n_threads()) as decoders, ThreadPoolExecutor(1) as collector:
+    with ThreadPoolExecutor(n_cores()) as decoders, ThreadPoolExecutor(1) as collector:
         try:
             for first in range(start, len(samples), memory.size):
                 rows, filling = range(first, min(first + memory.size, len(samples))), _Filling(memory)
@@ -187,8 +187,3 @@ def _land(samples: Samples, backbone: Backbone, batch: _Batch, features: Tensor 
     if not np.isfinite(landed).all():
         raise InputError(f"{backbone.name} gives NaN or infinity in the batch from {samples.where(batch.rows[0])} on")
     return Passed(batch.rows, batch.bad, landed)
-
-
-def _n_threads() -> int:
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, available or 1)

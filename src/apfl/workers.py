@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -9,10 +10,15 @@ from typing import TypeVar
 import torch
 from threadpoolctl import threadpool_limits
 
-__all__ = ["n_workers", "over_clients"]
+__all__ = ["n_cores", "n_workers", "over_clients"]
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def n_cores() -> int:
+    """The cores this process may use, which a container or a scheduler can make fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def n_workers(n_clients: int, device: torch.device) -> int:

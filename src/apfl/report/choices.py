@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 
 from apfl.errors import InputError
 from apfl.measure import Record
@@ -15,7 +16,7 @@ from apfl.report.gather import Column, Row, Sheet
 from apfl.report.published import published
 from apfl.report.style import BLUE, INK, LINES, MARKERS, ORANGE, Look, logarithmic
 
-__all__ = ["gcv_curve", "sensitivity", "surface", "swept"]
+__all__ = ["gcv_curve", "sensitivity", "surface", "swept", "varying"]
 
 
 def surface(axes: Axes, record: Record) -> None:
@@ -35,7 +36,7 @@ def surface(axes: Axes, record: Record) -> None:
     at = range(0, len(table["balance"]), max(1, len(table["balance"]) // 7))
     axes.set_xticks(at, [f"{table['balance'][i]:g}" for i in at])
     at = range(0, len(table["beta"]), max(1, len(table["beta"]) // 6))
-    axes.set_yticks(at, [f"{table['beta'][i]:.2g}" for i in at])
+    axes.set_yticks(at, [_short(table["beta"][i]) for i in at])
     if place is not None:
         axes.plot(place[1], place[0], "*", ms=15, mfc=ORANGE, mec="black")
     axes.grid(visible=False)
@@ -59,7 +60,17 @@ def gcv_curve(axes: Axes, record: Record) -> None:
     if at:
         axes.plot(record.chosen["gamma"], at[0], "*", ms=15, mfc=ORANGE, mec=INK)
     logarithmic(axes.xaxis)
+    axes.xaxis.set_major_locator(LogLocator(numticks=5))  # a path has eight decades: a label at each would overlap
     axes.set(xlabel="gamma", ylabel="GCV score")
+
+
+def _short(value: float) -> str:
+    """Three digits, written out.
+
+    >>> _short(0.10512), _short(105.12), _short(10512)
+    ('0.105', '105', '10500')
+    """
+    return f"{float(f'{value:.3g}'):g}"
 
 
 def swept(sheet: Sheet) -> list[str]:
@@ -75,6 +86,11 @@ def swept(sheet: Sheet) -> list[str]:
         if len(seen) > 2 and name not in found and not moving[name] & set(found):
             found.append(name)
     return found
+
+
+def varying(sheet: Sheet) -> list[str]:
+    """Settings that can be drawn: some method has two values or more, everything else held."""
+    return [name for name in dict.fromkeys(name for row in sheet.rows for name in row.differs) if _lines(sheet, name)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +113,7 @@ def sensitivity(axes: Axes, sheet: Sheet, name: str, looks: dict[Row, Look]) -> 
     """
     lines = _lines(sheet, name)
     if not lines:
-        have = swept(sheet)
+        have = varying(sheet)
         raise InputError(
             f"no method has several values of '{name}' here; "
             + (f"settings that vary: {', '.join(have)}" if have else "no setting varies: run a sweep first")

@@ -48,7 +48,7 @@ def curve(records: Sequence[Record]) -> Curve:
 
 
 def progress(axes: Axes, sheet: Sheet, column: Column, against: str, looks: dict[Row, Look]) -> None:
-    """Accuracy after each round against rounds, seconds or bytes; a method of one round is one point."""
+    """Accuracy after each round against rounds, seconds or bytes; a method that is measured once is one point."""
     for row, records in sheet.records(column).items():
         look, own = looks[row], curve(records)
         x = getattr(own, against)
@@ -85,7 +85,7 @@ def progress(axes: Axes, sheet: Sheet, column: Column, against: str, looks: dict
 
 
 def overhead(axes: Axes, sheet: Sheet, column: Column, of: str, looks: dict[Row, Look]) -> None:
-    """What has been spent after each round; a method of one round stays where it is."""
+    """What has been spent after each round; a method that is measured once stays where it is."""
     curves = {row: curve(records) for row, records in sheet.records(column).items()}
     last = max([own.rounds[-1] for own in curves.values()] + [1])
     for row, own in curves.items():
@@ -99,6 +99,7 @@ def overhead(axes: Axes, sheet: Sheet, column: Column, of: str, looks: dict[Row,
             x, y, look.line, color=look.colour, lw=look.width, marker=look.marker, ms=look.size,
             markevery=max(1, len(x) // 6), label=row.label,
         )  # fmt: skip
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="rounds", ylabel=AXES[of])
     logarithmic(axes.yaxis, WRITE[of])
 

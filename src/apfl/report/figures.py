@@ -28,7 +28,8 @@ def figure(name: str, sheet: Sheet, ours: Row | None, x: str | None = None) -> F
         known = choices.swept(sheet)
         if x is None and len(known) != 1:
             raise InputError(
-                f"figure sensitivity needs --x, the setting to draw ({', '.join(known) or 'none varies here'})"
+                f"figure sensitivity needs --x, the setting to draw "
+                f"({', '.join(choices.varying(sheet)) or 'none varies here'})"
             )
         setting = x or known[0]
         lines = [[("", lambda axes: choices.sensitivity(axes, sheet, setting, look))]]

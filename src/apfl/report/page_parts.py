@@ -119,7 +119,10 @@ def _curves(sheet: Sheet, column: Column, name: str, looks: dict[Row, Look]) -> 
     found = []
     if any(len(record.curve) > 1 for cell in sheet.records(column).values() for record in cell):
         for x, words in (("rounds", "rounds"), ("seconds", "computing time"), ("bytes", "bytes sent")):
-            about = "After each round, mean over seeds; bands are ± one standard deviation. A single mark: one round."
+            about = (
+                "After each round, mean over seeds; bands are ± one standard deviation. A single mark: no rounds to "
+            )
+            about += "follow, only the result."
             about += " Dotted: nothing is sent." if x == "bytes" else ""
             draw = _drawn(curves.progress, sheet, column, x, looks)
             found.append(_figure(f"{name}-{x}", f"Accuracy against {words}", about, draw, tall))
