@@ -47,6 +47,7 @@ n_rounds = 60
 tune = {finetune_epochs = [0, 3]}
 """
 N_CELLS = 8
+OWN = ROOT / "experiments" / "own.toml"
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -339,6 +340,43 @@ def test_every_plan_of_the_paper_runs_on_any_features(path, any_features, tmp_pa
     assert here("bench", path, "--data", any_features, "--out", tmp_path / "out", "--dry-run") == 0
     assert "cells" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def small(path: Path, n_rows: int, n_classes: int) -> Path:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(n_classes, size=n_rows)
+    features = rng.random((n_rows, 6), dtype=np.float32) + np.eye(6, dtype=np.float32)[labels]
+    np.savez(path, features=features, labels=labels, ward=np.array(["a", "b", "c"])[np.arange(n_rows) % 3])
+    return path
+
+
+@pytest.mark.parametrize(("n_rows", "n_classes"), [(5000, 2), (300, 3), (40, 2)])
+def test_the_plan_for_own_features_deals_out_small_and_binary_files(tmp_path, n_rows, n_classes):
+    data = small(tmp_path / "own.npz", n_rows, n_classes)
+    seeds = ",".join(map(str, range(10)))
+    assert here("bench", OWN, "--data", data, "--seeds", seeds, "--out", tmp_path / "out", "--dry-run") == 0
+
+
+def test_the_plan_for_own_features_runs_on_forty_rows_of_two_classes(tmp_path):
+    data, out = small(tmp_path / "own.npz", 40, 2), tmp_path / "out"
+    assert here("bench", OWN, "--data", data, "--out", out, "--rounds", "1", "--seeds", "0", "--jobs", "1") == 0
+    assert len(results(out)) == 7
+    assert not list(out.glob("failed/*"))
+
+
+def test_options_replace_the_protocol_in_every_table(tmp_path, capsys):
+    data, plan = small(tmp_path / "own.npz", 300, 2), tmp_path / "plan.toml"
+    plan.write_text("[[protocol]]\nalpha = [0.1, 1.0]\n[[protocol]]\nn_clients = 20\n[methods.afl]\n")
+    given = {"n_clients": 3, "alpha": 2.0, "minimum": 9, "client_column": None}
+    dealt = {cell.protocol for cell in cells(read_plan(plan, protocol=given))}
+    assert {(each.n_clients, each.alpha, each.minimum, each.partition) for each in dealt} == {(3, 2.0, 9, "dirichlet")}
+    assert here("bench", plan, "--data", data, "--dry-run") == 2
+    assert "larger --alpha, fewer --clients or a smaller --minimum" in capsys.readouterr().err
+    assert here("bench", plan, "--data", data, "--clients", "2", "--alpha", "5", "--minimum", "3", "--dry-run") == 0
+    out = tmp_path / "out"
+    assert here("bench", plan, "--data", data, "--client-column", "ward", "--out", out, "--jobs", "1") == 0
+    assert all(record.client_names == ["a", "b", "c"] for record in read_records(out))
+    assert len(results(out)) == 3
 
 
 def test_a_plan_tunes_on_the_same_grid_as_the_command_line(tmp_path):

@@ -19,7 +19,7 @@ from apfl.bench import Event, claim, execute, jobs_for
 from apfl.bench_worker import Job, Setting
 from apfl.cells import Cell, cells
 from apfl.cli_features import load_data
-from apfl.cli_options import device_of, seeds_of
+from apfl.cli_options import MinimumOption, device_of, seeds_of
 from apfl.cli_progress import Board, duration
 from apfl.container import replacing
 from apfl.errors import InputError
@@ -54,6 +54,17 @@ def bench(
     seeds: Annotated[
         str | None, typer.Option(help="Other seeds than the plan's, with commas.", show_default=False)
     ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Another number of clients than the plan's.", show_default=False, min=1)
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Another Dirichlet concentration than the plan's.", show_default=False)
+    ] = None,
+    minimum: MinimumOption = None,
+    client_column: Annotated[
+        str | None,
+        typer.Option(help="Take the clients from this column; where a plan has domains, those.", show_default=False),
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option(help="Rounds of the gradient methods, to try a plan out.", show_default=False, min=1)
     ] = None,
@@ -76,6 +87,7 @@ def bench(
     given = read_plan(
         plan, source=source, backbone=backbone, rounds=rounds, only=None if methods is None else _names(methods),
         seeds=None if seeds is None else seeds_of(seeds), threads=threads,
+        protocol={"n_clients": clients, "alpha": alpha, "minimum": minimum, "client_column": client_column},
     )  # fmt: skip
     todo, where = cells(given), str(device_of(device))
     load = partial(load_data, **({"backbone": None} | given.source))

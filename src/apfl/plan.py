@@ -27,6 +27,7 @@ SOURCE = (
     "data", "backbone", "pooling", "revision", "backbone_revision", "splits",
     "image_column", "label_column", "feature_column",
 )  # fmt: skip
+DRAWN = ("n_clients", "alpha", "minimum", "classes_per_client")  # of no use where a column names the clients
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
@@ -61,14 +62,15 @@ def read_plan(
     path: Path,
     *,
     source: Mapping[str, Any] | None = None,
+    protocol: Mapping[str, Any] | None = None,
     rounds: int | None = None,
     only: Sequence[str] | None = None,
     **overrides: Any,
 ) -> Plan:
     """The plan in a file, with some keys replaced (those that are not None).
 
-    ``source`` replaces all that the plan says about its data, ``rounds`` replaces ``n_rounds`` of the gradient
-    methods, ``only`` names the methods to keep.
+    ``source`` replaces all that the plan says about its data, ``protocol`` replaces keys of every ``[protocol]`` table,
+    ``rounds`` replaces ``n_rounds`` of the gradient methods, ``only`` names the methods to keep.
     """
     try:
         given = tomllib.loads(path.read_text())
@@ -90,7 +92,19 @@ def read_plan(
         for name, tables in plan.methods.items()
         if only is None or name in only
     }
-    return plan.model_copy(update={"methods": kept})
+    return plan.model_copy(update={"methods": kept, "protocol": _dealt(plan.protocol, protocol or {})})
+
+
+def _dealt(tables: Tables, given: Mapping[str, Any]) -> Tables:
+    """The protocol with what is given (not None). A client column makes the clients, as it does for `apfl run`."""
+    changes = {key: value for key, value in given.items() if value is not None}
+    dealt = []
+    for table in tables_of(tables):
+        kept = dict(table)
+        if "client_column" in changes and table.get("partition") != "domains":
+            kept = {key: value for key, value in table.items() if key not in DRAWN} | {"partition": "given"}
+        dealt.append(kept | changes)
+    return dealt if isinstance(tables, list) else dealt[0]
 
 
 def _changed(tables: Tables, changes: Mapping[str, Any], dropped: Sequence[str]) -> Tables:
