@@ -19,6 +19,7 @@ import torch
 from apfl.bench import claim
 from apfl.cells import cells
 from apfl.cli import main
+from apfl.cli_features import load_data
 from apfl.container import read
 from apfl.experiment import read_records
 from apfl.methods import load_method
@@ -90,7 +91,7 @@ def undisturbed(plan, tmp_path_factory) -> Path:
     done = apfl("bench", plan, "--out", out, "--jobs", "2")
     assert done.returncode == 0, done.stderr
     assert f"{N_CELLS} cells" in done.stderr
-    assert "1 grids to tune" in done.stderr
+    assert "1 grid to tune" in done.stderr
     assert f"apfl table {out}" in done.stdout
     assert len(results(out)) == N_CELLS
     return out
@@ -377,6 +378,39 @@ def test_options_replace_the_protocol_in_every_table(tmp_path, capsys):
     assert here("bench", plan, "--data", data, "--client-column", "ward", "--out", out, "--jobs", "1") == 0
     assert all(record.client_names == ["a", "b", "c"] for record in read_records(out))
     assert len(results(out)) == 3
+
+
+def test_bench_and_rerun_read_a_table_as_run_does(tmp_path, capsys, caplog):
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    rows = "".join(f"{'oak' if i % 2 else 'elm'},{i % 7},{i % 2},{i % 5}\n" for i in range(60))
+    table, out, plan = tmp_path / "trees.csv", tmp_path / "out", tmp_path / "plan.toml"
+    table.write_text("species,f0,f1,g0\n" + rows)
+    plan.write_text("data = 'trees.csv'\nlabel_column = 'species'\npooling = 'cls'\nseeds = [0]\n[methods.afl]\n")
+    options = ("--clients", "2", "--alpha", "10", "--out", out, "--jobs", "1")
+    assert here("bench", plan, "--data", table, *options) == 2
+    assert "no column 'label'" in capsys.readouterr().err
+    assert "its pooling, label_column left out; --pooling and --label-column would set them" in caplog.text
+    columns = ("--label-column", "species", "--feature-column", "f")
+    assert here("bench", plan, "--data", table, *columns, *options) == 0
+    (record,) = read_records(out)
+    assert record.source == {"data": str(table), "label_column": "species", "feature_column": "f"}
+    assert here("rerun", out) == 0
+    assert here("rerun", out, "--feature-column", "g") == 1
+    others = ("--label-column", "species", "--feature-column", "g")
+    assert here("bench", plan, "--data", table, *others, *options) == 2, "other columns are other cells"
+
+
+def test_the_device_and_what_to_do_with_bad_images_reach_the_extraction(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "apfl.cli_bench.load_data", lambda data, **options: asked.append(options) or load_data(data, None)
+    )
+    plan = tmp_path / "plan.toml"
+    plan.write_text("backbone = 'identity'\non_corrupt = 'skip'\n[protocol]\nn_clients = 3\n[methods.afl]\n")
+    assert here("bench", plan, "--device", "cpu", "--dry-run") == 0
+    assert here("bench", plan, "--on-corrupt", "refuse", "--pooling", "mean", "--dry-run") == 0
+    assert asked[0] == {"backbone": "identity", "on_corrupt": "skip", "device": "cpu"}
+    assert asked[1] == {"backbone": "identity", "on_corrupt": "refuse", "pooling": "mean", "device": "auto"}
 
 
 def test_a_plan_tunes_on_the_same_grid_as_the_command_line(tmp_path):

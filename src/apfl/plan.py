@@ -7,10 +7,11 @@ and ``tune``, ``seeds`` and ``oracle``. Several ``[[protocol]]`` or ``[[methods.
 from __future__ import annotations
 
 import json
+import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,12 +21,13 @@ from apfl.methods._training import Training
 
 __all__ = ["STRICT", "Plan", "Seeds", "read_plan", "tables_of", "to_toml", "validated"]
 
+log = logging.getLogger(__name__)
 Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 T = TypeVar("T", bound=BaseModel)
 Tables = dict[str, Any] | list[dict[str, Any]]
 SOURCE = (
     "data", "backbone", "pooling", "revision", "backbone_revision", "splits",
-    "image_column", "label_column", "feature_column",
+    "image_column", "label_column", "feature_column", "on_corrupt",
 )  # fmt: skip
 DRAWN = ("n_clients", "alpha", "minimum", "classes_per_client")  # of no use where a column names the clients
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -46,6 +48,7 @@ class Plan(BaseModel):
     image_column: str | None = None
     label_column: str | None = None
     feature_column: str | None = None
+    on_corrupt: Literal["refuse", "skip"] | None = None
     seeds: Seeds = [0, 1, 2]
     threads: Annotated[int, Field(ge=1)] = 1  # of torch and BLAS, for each cell: another number may round differently
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 60
@@ -79,6 +82,7 @@ def read_plan(
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML: {error}") from error
     if source is not None:
+        _tell_dropped(given, overrides)
         given = {key: value for key, value in given.items() if key not in SOURCE} | dict(source)
     given |= {key: value for key, value in overrides.items() if value is not None}
     plan = validated(Plan, given, "plan")
@@ -93,6 +97,14 @@ def read_plan(
         if only is None or name in only
     }
     return plan.model_copy(update={"methods": kept, "protocol": _dealt(plan.protocol, protocol or {})})
+
+
+def _tell_dropped(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Columns and the like are of the plan's own data; other data without --backbone say themselves if they need it."""
+    dropped = [key for key in SOURCE[2:] if key in given and overrides.get(key) is None]
+    if dropped:
+        options = " and ".join(f"--{key.replace('_', '-')}" for key in dropped)
+        log.info("other data than the plan's: its %s left out; %s would set them", ", ".join(dropped), options)
 
 
 def _dealt(tables: Tables, given: Mapping[str, Any]) -> Tables:
