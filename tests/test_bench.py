@@ -380,6 +380,25 @@ def test_options_replace_the_protocol_in_every_table(tmp_path, capsys):
     assert len(results(out)) == 3
 
 
+def test_a_part_of_the_seeds_is_a_part_of_the_plan(plan, undisturbed, tmp_path, capsys):
+    """Also where a method is tuned: on the plan's first seed, whichever are run. The plan as run says so itself."""
+    out = tmp_path / "out"
+    assert here("bench", plan, "--seeds", "1", "--methods", "fedavg_ft", "--out", out, "--jobs", "1") == 0
+    whole = results(undisturbed)
+    assert results(out) == {key: each for key, each in whole.items() if each["seed"] == 1 and key.startswith("fedavg")}
+    assert here("bench", out / "plan.toml", "--out", out) == 0
+    capsys.readouterr()
+    assert here("bench", plan, "--out", out, "--dry-run") == 0
+    assert "to do: 7 cells, " in capsys.readouterr().err
+
+
+def test_a_methods_own_first_seed_tunes_it(tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text("[methods.ditto]\ntune = true\nseeds = [5, 6]\n[methods.fedavg]\ntune = true\n[methods.afl]\n")
+    found = {cell.name: cell.tuning_seed for cell in cells(read_plan(plan, seeds=[2, 6])) if cell.tune}
+    assert found == {"ditto": 5, "fedavg": 0}
+
+
 def test_bench_and_rerun_read_a_table_as_run_does(tmp_path, capsys, caplog):
     pytest.importorskip("pyarrow", reason="needs apfl[tables]")
     rows = "".join(f"{'oak' if i % 2 else 'elm'},{i % 7},{i % 2},{i % 5}\n" for i in range(60))

@@ -143,7 +143,9 @@ def _check_federations(todo: Iterable[Cell], dataset: Dataset) -> None:
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         progress.add_task("checking the federations", total=None)
-        for protocol, seed in dict.fromkeys((cell.protocol, cell.seed) for cell in todo):
+        drawn = [(cell.protocol, cell.seed) for cell in todo]
+        drawn += [(cell.protocol, cell.tuning_seed) for cell in todo if cell.tune]
+        for protocol, seed in dict.fromkeys(drawn):
             halves = deal(dataset, protocol, seed)
             if not any(len(test) for _, test in halves):
                 raise InputError("no client has test rows, so there is nothing to measure; keep some back for testing")

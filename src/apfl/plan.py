@@ -1,7 +1,8 @@
 """A plan: what to run, in a TOML file. A list means a sweep; everything is checked before anything runs.
 
 Top-level keys are the fields of `Plan`; ``[protocol]`` those of `Protocol`; ``[methods.NAME]`` the method's settings
-and ``tune``, ``seeds`` and ``oracle``. Several ``[[protocol]]`` or ``[[methods.NAME]]`` are several sweeps.
+and ``tune``, ``tuning_seed``, ``seeds`` and ``oracle``. Several ``[[protocol]]`` or ``[[methods.NAME]]`` are several
+sweeps.
 """
 
 from __future__ import annotations
@@ -84,15 +85,16 @@ def read_plan(
     if source is not None:
         _tell_dropped(given, overrides)
         given = {key: value for key, value in given.items() if key not in SOURCE} | dict(source)
+    first = validated(Plan, given, "plan").seeds[0]
     given |= {key: value for key, value in overrides.items() if value is not None}
     plan = validated(Plan, given, "plan")
     for name in only or ():
         if name not in plan.methods:
             raise unknown("method in the plan", name, plan.methods)
     changes = {} if rounds is None else {"n_rounds": rounds}
-    dropped = () if overrides.get("seeds") is None else ("seeds",)  # those of the command line are for every method
+    first_seed = None if overrides.get("seeds") is None else first
     kept = {
-        name: _changed(tables, changes if issubclass(method_class(name), Training) else {}, dropped)
+        name: _changed(tables, changes if issubclass(method_class(name), Training) else {}, first_seed)
         for name, tables in plan.methods.items()
         if only is None or name in only
     }
@@ -119,8 +121,17 @@ def _dealt(tables: Tables, given: Mapping[str, Any]) -> Tables:
     return dealt if isinstance(tables, list) else dealt[0]
 
 
-def _changed(tables: Tables, changes: Mapping[str, Any], dropped: Sequence[str]) -> Tables:
-    changed = [{k: v for k, v in table.items() if k not in dropped} | dict(changes) for table in tables_of(tables)]
+def _changed(tables: Tables, changes: Mapping[str, Any], first_seed: int | None) -> Tables:
+    """The tables of a method with changes. Where seeds are given, those are for every method, but it is still tuned on
+    the first that the plan says (``first_seed``, or its own): a part of a plan is then the same as in the whole."""
+    changed = []
+    for table in tables_of(tables):
+        kept = dict(table) | dict(changes)
+        if first_seed is not None:
+            own = kept.pop("seeds", None)
+            if kept.get("tune"):
+                kept.setdefault("tuning_seed", own[0] if isinstance(own, list) and own else first_seed)
+        changed.append(kept)
     return changed if isinstance(tables, list) else changed[0]
 
 
