@@ -264,15 +264,18 @@ def test_a_record_is_run_again_and_compared(undisturbed, tmp_path, capsys):
     assert "is not the file" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_taken_or_of_another_plan_is_refused(plan, undisturbed, tmp_path, capsys):
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_a_folder_that_is_taken_or_of_another_plan_is_refused(plan, undisturbed, tmp_path, capsys, options):
     with claim(undisturbed, read_plan(plan), [path.stem for path in (undisturbed / "cells").iterdir()]):
-        assert here("bench", plan, "--out", undisturbed) == 2
+        before = {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")}
+        assert here("bench", plan, "--out", undisturbed, *options) == 2
     assert "another apfl bench is at work" in capsys.readouterr().err
     (tmp_path / "file").write_text("in the way")
-    assert here("bench", plan, "--out", tmp_path / "file" / "out") == 2
+    assert here("bench", plan, "--out", tmp_path / "file" / "out", *options) == 2
     assert "cannot write" in capsys.readouterr().err
-    assert here("bench", plan, "--out", undisturbed, "--rounds", "2") == 2
-    assert "finished that are not asked for now" in capsys.readouterr().err
+    assert here("bench", plan, "--out", undisturbed, "--rounds", "2", *options) == 2
+    assert "holds 2 finished cells not asked for now (fedavg_ft" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")} == before
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from apfl import estimate
-from apfl.bench import Event, claim, execute, jobs_for
+from apfl.bench import Event, claim, execute, inspect, jobs_for
 from apfl.bench_worker import Job, Setting
 from apfl.cells import Cell, cells
 from apfl.cli_features import (
@@ -118,6 +118,7 @@ def bench(
     keyed = {cell.key(identity, where): cell for cell in todo}
     _check_federations(todo, dataset)
     folder = folder or Path("runs") / f"{plan.stem}-{Path(dataset.name).stem}"
+    inspect(folder, list(keyed))
     left = jobs_for(keyed, folder, identity, where)
     n_workers = jobs or _fitting(todo, dataset, given.threads, where)
     _show(given.title or plan.stem, keyed, left, dataset, n_workers, given.threads)
