@@ -258,6 +258,12 @@ def test_a_record_is_run_again_and_compared(undisturbed, tmp_path, capsys):
     assert here("rerun", undisturbed) == 2
     assert "choose one with --method" in capsys.readouterr().err
     assert here("rerun", undisturbed, "--method", "afl", "--seed", "1") == 0
+    assert here("rerun", undisturbed / "cells", "--method", "afl", "--seed", "1") == 0
+    assert here("rerun", tmp_path / "nope.json") == 2
+    assert f"there is no {tmp_path / 'nope.json'}" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert here("rerun", tmp_path / "empty") == 2
+    assert "no records given" in capsys.readouterr().err
     record["data_sha256"] = "another"
     other.write_text(json.dumps(record))
     assert here("rerun", other) == 2

@@ -21,7 +21,7 @@ from apfl.cli_features import (
     load_data,
 )
 from apfl.cli_options import device_of
-from apfl.experiment import read_records
+from apfl.report.gather import read
 from apfl.rerun import differences, run_again, select
 
 __all__ = ["rerun"]
@@ -30,7 +30,9 @@ out = Console()
 
 
 def rerun(
-    record: Annotated[Path, typer.Argument(help="A cell of `apfl bench` (.json), or records.jsonl with a choice.")],
+    record: Annotated[
+        Path, typer.Argument(help="A cell of `apfl bench` (.json); or records.jsonl, or a folder, with a choice.")
+    ],
     data: Annotated[str | None, typer.Option("--data", help="Where the same data are now.", show_default=False)] = None,
     method: Annotated[str | None, typer.Option(help="Of several records: this method.", show_default=False)] = None,
     seed: Annotated[int | None, typer.Option(help="Of several records: this seed.", show_default=False)] = None,
@@ -52,7 +54,7 @@ def rerun(
     The record of a plan says how its data were read; options say what it does not, or what is otherwise now.
     Exits with code 0 if every number is the same, 1 if not, with the differences.
     """
-    one = select(read_records(record), record, method=method, seed=seed, n_clients=clients, alpha=alpha)
+    one = select(read([record]), record, method=method, seed=seed, n_clients=clients, alpha=alpha)
     given = {
         "data": data, "backbone": backbone, "pooling": pooling, "revision": revision, "splits": splits,
         "backbone_revision": backbone_revision, "image_column": image_column, "label_column": label_column,
