@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, create_model
 from apfl.errors import InputError, unknown
 from apfl.federation import Method
 from apfl.methods import load_method, method_class
-from apfl.plan import STRICT, Plan, Seeds, tables_of, validated
+from apfl.plan import SEEDS, STRICT, Plan, Seeds, tables_of, validated
 from apfl.protocol import Protocol
 from apfl.tuning import own_axes
 
@@ -124,9 +124,11 @@ def _check_axes(
 class _MethodOptions(BaseModel):
     model_config = STRICT
 
-    tune: bool | dict[str, Annotated[list[Any], Field(min_length=1)]] = False
+    tune: bool | dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+        False, description="true, false, or lists of values to try: {SETTING = [VALUE, VALUE]}"
+    )
     tuning_seed: Annotated[int, Field(ge=0)] | None = None  # its first seed, unless the command line gives others
-    seeds: Seeds | None = None
+    seeds: Seeds | None = Field(None, description=SEEDS)
     oracle: bool = False  # beside the method, its best settings on the test rows
 
 

@@ -23,7 +23,8 @@ from apfl.methods._training import Training
 __all__ = ["STRICT", "Plan", "Seeds", "read_plan", "tables_of", "to_toml", "validated"]
 
 log = logging.getLogger(__name__)
-Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+SEEDS = "a list of whole numbers, 0 or more, for example [0, 1, 2]"
+Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, description=SEEDS)]
 T = TypeVar("T", bound=BaseModel)
 Tables = dict[str, Any] | list[dict[str, Any]]
 SOURCE = (
@@ -32,6 +33,11 @@ SOURCE = (
 )  # fmt: skip
 DRAWN = ("n_clients", "alpha", "minimum", "classes_per_client")  # of no use where a column names the clients
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+WORDS = {
+    "bool_type": "true or false", "int_type": "a whole number", "float_type": "a number", "string_type": "a text",
+    "list_type": "a list of such", "dict_type": "a table",
+}  # fmt: skip
 
 
 class Plan(BaseModel):
@@ -53,8 +59,10 @@ class Plan(BaseModel):
     seeds: Seeds = [0, 1, 2]
     threads: Annotated[int, Field(ge=1)] = 1  # of torch and BLAS, for each cell: another number may round differently
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 60
-    protocol: Tables = Field(default_factory=dict)
-    methods: Annotated[dict[str, Tables], Field(min_length=1)]
+    protocol: Tables = Field(default_factory=dict, description="a table [protocol], or several [[protocol]]")
+    methods: Annotated[
+        dict[str, Tables], Field(min_length=1, description="a table [methods.NAME] for each method, at least one")
+    ]
 
     @property
     def source(self) -> dict[str, Any]:
@@ -148,10 +156,18 @@ def validated(model: type[T], given: Mapping[str, Any], where: str) -> T:
     try:
         return model.model_validate(dict(given))
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"] if part in model.model_fields or isinstance(part, int))
-        shown = "" if problem["type"] == "missing" else f" = {problem['input']!r}"
-        raise InputError(f"{where}: {key or 'it'}{shown}: {problem['msg']}") from error
+        raise InputError(f"{where}: {_said(model, given, error)}") from error
+
+
+def _said(model: type[BaseModel], given: Mapping[str, Any], error: ValidationError) -> str:
+    """The first key that is wrong, its value, and in words what is allowed: the field's own, or those of its types."""
+    key = str(error.errors()[0]["loc"][0])
+    shown = f"{key} = {given[key]!r}" if key in given else f"{key} is missing"
+    if (allowed := model.model_fields[key].description) is None:
+        problems = [problem for problem in error.errors() if problem["loc"][0] == key]
+        words = [WORDS.get(problem["type"], problem["msg"].removeprefix("Input should be ")) for problem in problems]
+        allowed = " or ".join(dict.fromkeys(words))
+    return f"{shown} given; allowed: {allowed}" if key in given else f"{shown}; give {allowed}"
 
 
 def to_toml(plan: Plan) -> str:
