@@ -19,6 +19,7 @@ import torch
 from apfl.bench import claim
 from apfl.cells import cells
 from apfl.cli import main
+from apfl.cli_features import load_data
 from apfl.container import read
 from apfl.experiment import read_records
 from apfl.methods import load_method
@@ -47,6 +48,7 @@ n_rounds = 60
 tune = {finetune_epochs = [0, 3]}
 """
 N_CELLS = 8
+OWN = ROOT / "experiments" / "own.toml"
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -256,31 +258,46 @@ def test_a_record_is_run_again_and_compared(undisturbed, tmp_path, capsys):
     assert here("rerun", undisturbed) == 2
     assert "choose one with --method" in capsys.readouterr().err
     assert here("rerun", undisturbed, "--method", "afl", "--seed", "1") == 0
+    assert here("rerun", undisturbed / "cells", "--method", "afl", "--seed", "1") == 0
+    assert here("rerun", tmp_path / "nope.json") == 2
+    assert f"there is no {tmp_path / 'nope.json'}" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert here("rerun", tmp_path / "empty") == 2
+    assert "no records given" in capsys.readouterr().err
     record["data_sha256"] = "another"
     other.write_text(json.dumps(record))
     assert here("rerun", other) == 2
     assert "is not the file" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_taken_or_of_another_plan_is_refused(plan, undisturbed, tmp_path, capsys):
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_a_folder_that_is_taken_or_of_another_plan_is_refused(plan, undisturbed, tmp_path, capsys, options):
     with claim(undisturbed, read_plan(plan), [path.stem for path in (undisturbed / "cells").iterdir()]):
-        assert here("bench", plan, "--out", undisturbed) == 2
+        before = {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")}
+        assert here("bench", plan, "--out", undisturbed, *options) == 2
     assert "another apfl bench is at work" in capsys.readouterr().err
     (tmp_path / "file").write_text("in the way")
-    assert here("bench", plan, "--out", tmp_path / "file" / "out") == 2
+    assert here("bench", plan, "--out", tmp_path / "file" / "out", *options) == 2
     assert "cannot write" in capsys.readouterr().err
-    assert here("bench", plan, "--out", undisturbed, "--rounds", "2") == 2
-    assert "finished that are not asked for now" in capsys.readouterr().err
+    assert here("bench", plan, "--out", undisturbed, "--rounds", "2", *options) == 2
+    assert "holds 2 finished cells not asked for now (fedavg_ft" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")} == before
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("sedes = [0]\n[methods.afl]", "no key in plan 'sedes'; did you mean 'seeds'? (have: "),
-        ("seeds = 'all'\n[methods.afl]", "seeds = 'all'"),
-        ("seeds = [-1]\n[methods.afl]", "greater than or equal to 0"),
-        ("", "methods: Field required"),
-        ("[methods]", "at least 1"),
+        ("seeds = 'all'\n[methods.afl]", "plan: seeds = 'all' given; allowed: a list of whole numbers, 0 or more"),
+        ("seeds = [-1]\n[methods.afl]", "seeds = [-1] given; allowed: a list of whole numbers, 0 or more"),
+        ("threads = 0\n[methods.afl]", "threads = 0 given; allowed: greater than or equal to 1"),
+        ("title = 3\n[methods.afl]", "title = 3 given; allowed: a text"),
+        ("on_corrupt = 'drop'\n[methods.afl]", "on_corrupt = 'drop' given; allowed: 'refuse' or 'skip'"),
+        ("", "plan: methods is missing; give a table [methods.NAME] for each method"),
+        ("[methods]", "methods = {} given; allowed: a table [methods.NAME] for each method, at least one"),
+        ("protocol = 3\n[methods.afl]", "protocol = 3 given; allowed: a table [protocol], or several [[protocol]]"),
+        ("[methods.fedavg]\ntune = {lr = 0.1}", "fedavg: tune = {'lr': 0.1} given; allowed: true, false, or lists of"),
+        ("[methods.fedavg]\nseeds = 3", "fedavg: seeds = 3 given; allowed: a list of whole numbers"),
         ("[methods.apfll]", "did you mean 'apfl'"),
         ("[methods.apfl]\ngama = 1", "did you mean 'gamma'"),
         ("[methods.apfl]\ngamma = [1.0, -1.0]", "greater than 0"),
@@ -290,15 +307,19 @@ def test_a_folder_that_is_taken_or_of_another_plan_is_refused(plan, undisturbed,
         ("[methods.fedavg]\ntune = {lrr = [1]}", "did you mean 'lr'"),
         ("[methods.fedavg]\ntune = {lr = [-1.0]}", "greater than 0"),
         ("[protocol]\nclients = 4\n[methods.afl]", "no key in protocol 'clients'"),
-        ("[protocol]\nn_clients = 'many'\n[methods.afl]", "valid integer"),
+        ("[protocol]\nn_clients = 'many'\n[methods.afl]", "n_clients = 'many' given; allowed: a whole number or"),
         ("[protocol]\nalpha = [0.1, -1.0]\n[methods.afl]", "alpha -1.0 given"),
         ("[protocol]\npartition = 'dirichlett'\n[methods.afl]", "did you mean 'dirichlet'"),
-        ("[protocol]\nclient_column = 'site'\npartition = 'given'\n[methods.afl]", "no column in digits 'site'"),
+        (
+            "[protocol]\nclient_column = 'site'\npartition = 'given'\n[methods.afl]",
+            "no column in digits 'site'. (have none)",
+        ),
         ("[protocol]\nunseen_clients = 3\n[methods.ditto]", "no model for clients unseen"),
         ("[protocol]\nunseen_clients = 10\n[methods.afl]", "at least one must train"),
         ("[protocol]\ntest_fraction = 0.0\n[methods.afl]", "nothing to measure"),
         ("data = 'nowhere.npz'\n[methods.afl]", "no file nowhere.npz"),
-        ("methods = 3", "valid dictionary"),
+        ("methods = 3", "methods = 3 given; allowed: a table [methods.NAME] for each"),
+        ("methods = ['afl']", "methods = ['afl'] given; allowed: a table [methods.NAME]"),
         ("seeds = [", "is not TOML"),
     ],
 )
@@ -339,6 +360,95 @@ def test_every_plan_of_the_paper_runs_on_any_features(path, any_features, tmp_pa
     assert here("bench", path, "--data", any_features, "--out", tmp_path / "out", "--dry-run") == 0
     assert "cells" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def small(path: Path, n_rows: int, n_classes: int) -> Path:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(n_classes, size=n_rows)
+    features = rng.random((n_rows, 6), dtype=np.float32) + np.eye(6, dtype=np.float32)[labels]
+    np.savez(path, features=features, labels=labels, ward=np.array(["a", "b", "c"])[np.arange(n_rows) % 3])
+    return path
+
+
+@pytest.mark.parametrize(("n_rows", "n_classes"), [(5000, 2), (300, 3), (40, 2)])
+def test_the_plan_for_own_features_deals_out_small_and_binary_files(tmp_path, n_rows, n_classes):
+    data = small(tmp_path / "own.npz", n_rows, n_classes)
+    seeds = ",".join(map(str, range(10)))
+    assert here("bench", OWN, "--data", data, "--seeds", seeds, "--out", tmp_path / "out", "--dry-run") == 0
+
+
+def test_the_plan_for_own_features_runs_on_forty_rows_of_two_classes(tmp_path):
+    data, out = small(tmp_path / "own.npz", 40, 2), tmp_path / "out"
+    assert here("bench", OWN, "--data", data, "--out", out, "--rounds", "1", "--seeds", "0", "--jobs", "1") == 0
+    assert len(results(out)) == 7
+    assert not list(out.glob("failed/*"))
+
+
+def test_options_replace_the_protocol_in_every_table(tmp_path, capsys):
+    data, plan = small(tmp_path / "own.npz", 300, 2), tmp_path / "plan.toml"
+    plan.write_text("[[protocol]]\nalpha = [0.1, 1.0]\n[[protocol]]\nn_clients = 20\n[methods.afl]\n")
+    given = {"n_clients": 3, "alpha": 2.0, "minimum": 9, "client_column": None}
+    dealt = {cell.protocol for cell in cells(read_plan(plan, protocol=given))}
+    assert {(each.n_clients, each.alpha, each.minimum, each.partition) for each in dealt} == {(3, 2.0, 9, "dirichlet")}
+    assert here("bench", plan, "--data", data, "--dry-run") == 2
+    assert "larger --alpha, fewer --clients or a smaller --minimum" in capsys.readouterr().err
+    assert here("bench", plan, "--data", data, "--clients", "2", "--alpha", "5", "--minimum", "3", "--dry-run") == 0
+    out = tmp_path / "out"
+    assert here("bench", plan, "--data", data, "--client-column", "ward", "--out", out, "--jobs", "1") == 0
+    assert all(record.client_names == ["a", "b", "c"] for record in read_records(out))
+    assert len(results(out)) == 3
+
+
+def test_a_part_of_the_seeds_is_a_part_of_the_plan(plan, undisturbed, tmp_path, capsys):
+    """Also where a method is tuned: on the plan's first seed, whichever are run. The plan as run says so itself."""
+    out = tmp_path / "out"
+    assert here("bench", plan, "--seeds", "1", "--methods", "fedavg_ft", "--out", out, "--jobs", "1") == 0
+    whole = results(undisturbed)
+    assert results(out) == {key: each for key, each in whole.items() if each["seed"] == 1 and key.startswith("fedavg")}
+    assert here("bench", out / "plan.toml", "--out", out) == 0
+    capsys.readouterr()
+    assert here("bench", plan, "--out", out, "--dry-run") == 0
+    assert "to do: 7 cells, " in capsys.readouterr().err
+
+
+def test_a_methods_own_first_seed_tunes_it(tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text("[methods.ditto]\ntune = true\nseeds = [5, 6]\n[methods.fedavg]\ntune = true\n[methods.afl]\n")
+    found = {cell.name: cell.tuning_seed for cell in cells(read_plan(plan, seeds=[2, 6])) if cell.tune}
+    assert found == {"ditto": 5, "fedavg": 0}
+
+
+def test_bench_and_rerun_read_a_table_as_run_does(tmp_path, capsys, caplog):
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    rows = "".join(f"{'oak' if i % 2 else 'elm'},{i % 7},{i % 2},{i % 5}\n" for i in range(60))
+    table, out, plan = tmp_path / "trees.csv", tmp_path / "out", tmp_path / "plan.toml"
+    table.write_text("species,f0,f1,g0\n" + rows)
+    plan.write_text("data = 'trees.csv'\nlabel_column = 'species'\npooling = 'cls'\nseeds = [0]\n[methods.afl]\n")
+    options = ("--clients", "2", "--alpha", "10", "--out", out, "--jobs", "1")
+    assert here("bench", plan, "--data", table, *options) == 2
+    assert "no column 'label'" in capsys.readouterr().err
+    assert "its pooling, label_column left out; --pooling and --label-column would set them" in caplog.text
+    columns = ("--label-column", "species", "--feature-column", "f")
+    assert here("bench", plan, "--data", table, *columns, *options) == 0
+    (record,) = read_records(out)
+    assert record.source == {"data": str(table), "label_column": "species", "feature_column": "f"}
+    assert here("rerun", out) == 0
+    assert here("rerun", out, "--feature-column", "g") == 1
+    others = ("--label-column", "species", "--feature-column", "g")
+    assert here("bench", plan, "--data", table, *others, *options) == 2, "other columns are other cells"
+
+
+def test_the_device_and_what_to_do_with_bad_images_reach_the_extraction(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "apfl.cli_bench.load_data", lambda data, **options: asked.append(options) or load_data(data, None)
+    )
+    plan = tmp_path / "plan.toml"
+    plan.write_text("backbone = 'identity'\non_corrupt = 'skip'\n[protocol]\nn_clients = 3\n[methods.afl]\n")
+    assert here("bench", plan, "--device", "cpu", "--dry-run") == 0
+    assert here("bench", plan, "--on-corrupt", "refuse", "--pooling", "mean", "--dry-run") == 0
+    assert asked[0] == {"backbone": "identity", "on_corrupt": "skip", "device": "cpu"}
+    assert asked[1] == {"backbone": "identity", "on_corrupt": "refuse", "pooling": "mean", "device": "auto"}
 
 
 def test_a_plan_tunes_on_the_same_grid_as_the_command_line(tmp_path):

@@ -228,7 +228,7 @@ def test_bad_data_is_one_line_and_leaves_nothing(features, tmp_path, capsys, cha
         (["--client-column", "site"], "no column in digits 'site'"),
         (["--partition", "dirichlett"], "did you mean 'dirichlet'"),
         (["--clients", "0"], "allowed are 1 to 1797"),
-        (["--clients", "300", "--alpha", "0.01"], "larger alpha, fewer clients"),
+        (["--clients", "300", "--alpha", "0.01"], "larger --alpha, fewer --clients or a smaller --minimum"),
         (["--test-fraction", "1"], "less than 1"),
         (["--test-fraction", "0"], "nothing to measure"),
     ],

@@ -38,6 +38,7 @@ FLOORS = [
         "cli_options",
         "cli_progress",
         "cli_report",
+        "cli_rerun",
         "cli_run",
         "cli_site",
     },

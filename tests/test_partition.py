@@ -64,11 +64,11 @@ def test_domains_are_not_mixed():
 @pytest.mark.parametrize(
     ("name", "n_clients", "options", "remedy"),
     [
-        ("dirichlet", 20, {"alpha": 0.01, "minimum": 19}, "larger alpha, fewer clients or a smaller minimum"),
+        ("dirichlet", 20, {"alpha": 0.01, "minimum": 19}, "larger --alpha, fewer --clients or a smaller --minimum"),
         ("dirichlet", 20, {"minimum": 50}, "more than the 400 rows"),
         ("dirichlet", 4, {"alpha": -1.0}, "greater than 0"),
         ("dirichlet", 0, {}, "allowed are 1 to 400"),
-        ("dirichlet_plain", 50, {"alpha": 0.01}, "larger alpha"),
+        ("dirichlet_plain", 50, {"alpha": 0.01}, "larger --alpha"),
         ("classes", 4, {"classes_per_client": 9}, "allowed are 1 to 5"),
         ("classes", 2, {"classes_per_client": 1}, "at least 5 clients"),
         ("iid", 401, {}, "allowed are 1 to 400"),

@@ -160,6 +160,32 @@ def test_tables_that_are_damaged(tmp_path: Path) -> None:
             load_dataset(str(path))
 
 
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("label,f0,f1\n1,0.5,1\n2,0.5,oops\n", {}, r"own\.csv: column 'f1', row 1 holds 'oops'.*must be numbers"),
+        ("label,f0,f1\n1,0.5,\n2,0.5,\n", {}, "column 'f1', row 0 holds nothing"),
+        ("label,f0,f1\n1,0.5,true\n2,0.5,false\n", {}, "column 'f1', row 0 holds True"),
+        ("label,f0,f1,g0\n1,2,x,1\n2,2,3,1\n", {"feature_column": "f"}, "column 'f1', row 0 holds 'x'"),
+        ("label,f0,site1\n1,2,x\n2,2,y\n", {"feature_column": "site"}, "column 'site1', row 0 holds 'x'"),
+        ("label,f0,g0\n1,2,1\n2,2,3\n", {}, r"own\.csv: which columns are the features\? it has .*f0\.\.\., g0"),
+    ],
+)
+def test_no_feature_of_a_table_is_lost(tmp_path: Path, text: str, options: dict[str, str], message: str) -> None:
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    (tmp_path / "own.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_dataset(str(tmp_path / "own.csv"), **options)
+
+
+def test_numbered_columns_of_words_are_no_features_unless_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    (tmp_path / "own.csv").write_text("label,f0,f1,site1\na,1,2,x\nb,3,4,y\n")
+    dataset = load_dataset(str(tmp_path / "own.csv"))
+    assert dataset.features.tolist() == [[1, 2], [3, 4]]
+    assert dataset.column("site1").tolist() == ["x", "y"]
+
+
 def test_a_saved_dataset_loads_offline_with_its_splits(tmp_path: Path, no_network: Path) -> None:
     pytest.importorskip("datasets", reason="needs apfl[hub]")
     folder = saved_dataset(tmp_path / "saved")

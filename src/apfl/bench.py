@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from apfl.bench_worker import Job, Setting, work
 from apfl.cells import Cell
@@ -30,7 +30,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Event", "claim", "execute", "jobs_for"]
+__all__ = ["Event", "claim", "execute", "inspect", "jobs_for"]
 
 GRACE = 30  # seconds that a stopped process has to write its checkpoint
 
@@ -53,22 +53,40 @@ def claim(folder: Path, plan: Plan, keys: Sequence[str]) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror}; choose another --out") from error
     with lock:
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError(f"another apfl bench is at work in {folder}; wait for it, or choose another") from None
-        others = sorted({path.stem for path in folder.glob("cells/*.json")} - set(keys))
-        if others:
-            raise InputError(
-                f"{folder} holds {len(others)} finished that are not asked for now ({others[0]} is one): "
-                "of another plan, or of other --methods, --seeds or --rounds; choose another --out"
-            )
+        _take(lock, folder)
+        _refuse_others(folder, keys)
         for left_over in folder.glob("*/.*.tmp"):  # of a process that was killed while it wrote
             left_over.unlink(missing_ok=True)
         with replacing(folder / "plan.toml") as temporary:
             temporary.write_text(to_toml(plan))
         yield
+
+
+def inspect(folder: Path, keys: Sequence[str]) -> None:
+    """Refuse what `claim` would, and write nothing."""
+    there = next(path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise InputError(f"cannot write {folder}: {there} is not a folder that you may write in; choose another --out")
+    with suppress(OSError), (folder / ".lock").open() as lock:
+        _take(lock, folder, shared=True)
+    _refuse_others(folder, keys)
+
+
+def _take(lock: IO[str], folder: Path, shared: bool = False) -> None:
+    if fcntl is not None:
+        try:
+            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"another apfl bench is at work in {folder}; wait for it, or choose another") from None
+
+
+def _refuse_others(folder: Path, keys: Sequence[str]) -> None:
+    others = sorted({path.stem for path in folder.glob("cells/*.json")} - set(keys))
+    if others:
+        raise InputError(
+            f"{folder} holds {len(others)} finished cell{'s' * (len(others) > 1)} not asked for now ({others[0]}"
+            f"{' is one' * (len(others) > 1)}): of another plan, other data, or other options; choose another --out"
+        )
 
 
 def jobs_for(cells: Mapping[str, Cell], folder: Path, data: str | None, device: str) -> list[Job]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, create_model
 from apfl.errors import InputError, unknown
 from apfl.federation import Method
 from apfl.methods import load_method, method_class
-from apfl.plan import STRICT, Plan, Seeds, tables_of, validated
+from apfl.plan import SEEDS, STRICT, Plan, Seeds, tables_of, validated
 from apfl.protocol import Protocol
 from apfl.tuning import own_axes
 
@@ -65,11 +65,11 @@ def cells(plan: Plan) -> list[Cell]:
     ]
     found: dict[str, Cell] = {}
     for protocol in [each for table in tables_of(plan.protocol) for each in _protocols(table)]:
-        for seed in dict.fromkeys(seed for *_, seeds, _ in variants for seed in seeds):
-            for name, method, tune, seeds, oracle in variants:
+        for seed in dict.fromkeys(seed for *_, seeds, _, _ in variants for seed in seeds):
+            for name, method, tune, seeds, tuning_seed, oracle in variants:
                 if seed in seeds:
                     _check_late(name, protocol)
-                    cell = Cell(name, method, protocol, seed, plan.threads, tune, seeds[0], oracle)
+                    cell = Cell(name, method, protocol, seed, plan.threads, tune, tuning_seed, oracle)
                     found.setdefault(cell.key(None, ""), cell)
     return list(found.values())
 
@@ -82,8 +82,8 @@ def _check_late(name: str, protocol: Protocol) -> None:
 
 def _variants(
     name: str, table: Mapping[str, Any], plan: Plan
-) -> Iterator[tuple[Method, Mapping[str, Sequence[Any]] | None, list[int], bool]]:
-    """Every combination of the settings of one table: the method, the axes it is tuned on, its seeds, oracle or not."""
+) -> Iterator[tuple[Method, Mapping[str, Sequence[Any]] | None, list[int], int, bool]]:
+    """Every combination of a table's settings: the method, its axes, its seeds, that of its tuning, oracle or not."""
     settings = dict(table)
     cls = method_class(name)
     options = validated(
@@ -101,11 +101,12 @@ def _variants(
             axes = {key: own[key] for key in own if key != "normalise" or key not in settings}
         _check_axes(name, method, axes, settings, options.tune)
         seeds = options.seeds or plan.seeds
-        yield method, axes, seeds, False
+        tuning_seed = seeds[0] if options.tuning_seed is None else options.tuning_seed
+        yield method, axes, seeds, tuning_seed, False
         if options.oracle:
             if name != "apfl" or axes:
                 raise InputError(f"oracle is for apfl alone, and not together with tune; leave it out of {name}")
-            yield method, None, seeds, True
+            yield method, None, seeds, tuning_seed, True
 
 
 def _check_axes(
@@ -123,8 +124,11 @@ def _check_axes(
 class _MethodOptions(BaseModel):
     model_config = STRICT
 
-    tune: bool | dict[str, Annotated[list[Any], Field(min_length=1)]] = False
-    seeds: Seeds | None = None
+    tune: bool | dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+        False, description="true, false, or lists of values to try: {SETTING = [VALUE, VALUE]}"
+    )
+    tuning_seed: Annotated[int, Field(ge=0)] | None = None  # its first seed, unless the command line gives others
+    seeds: Seeds | None = Field(None, description=SEEDS)
     oracle: bool = False  # beside the method, its best settings on the test rows
 
 

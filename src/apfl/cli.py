@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import typer
 from rich.console import Console
 
-from apfl.cli_bench import bench, rerun
+from apfl.cli_bench import bench
 from apfl.cli_features import features
 from apfl.cli_federate import app as federate_app
 from apfl.cli_models import export, methods, predict, verify
 from apfl.cli_report import plot, report, table, track
+from apfl.cli_rerun import rerun
 from apfl.cli_run import run
 from apfl.errors import InputError
 

@@ -1,4 +1,4 @@
-"""``apfl bench`` runs a plan; ``apfl rerun`` runs one record again and says whether it matched."""
+"""``apfl bench``: every cell of a plan."""
 
 from __future__ import annotations
 
@@ -15,11 +15,21 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from apfl import estimate
-from apfl.bench import Event, claim, execute, jobs_for
+from apfl.bench import Event, claim, execute, inspect, jobs_for
 from apfl.bench_worker import Job, Setting
 from apfl.cells import Cell, cells
-from apfl.cli_features import load_data
-from apfl.cli_options import device_of, seeds_of
+from apfl.cli_features import (
+    BackboneRevisionOption,
+    FeatureColumnOption,
+    ImageColumnOption,
+    LabelColumnOption,
+    OnCorruptChoice,
+    PoolingOption,
+    RevisionOption,
+    SplitsOption,
+    load_data,
+)
+from apfl.cli_options import MinimumOption, device_of, seeds_of
 from apfl.cli_progress import Board, duration
 from apfl.container import replacing
 from apfl.errors import InputError
@@ -30,9 +40,8 @@ from apfl.memory import available
 from apfl.plan import read_plan
 from apfl.protocol import deal
 from apfl.report.terminal import human_bytes, results_table
-from apfl.rerun import differences, run_again, select
 
-__all__ = ["bench", "rerun"]
+__all__ = ["bench"]
 
 out, err = Console(), Console(stderr=True)
 
@@ -40,7 +49,10 @@ out, err = Console(), Console(stderr=True)
 def bench(
     plan: Annotated[Path, typer.Argument(help="A TOML file; experiments/ has one for each table and figure.")],
     data: Annotated[
-        str | None, typer.Option("--data", help="Other data than the plan's, as for `apfl run`.", show_default=False)
+        str | None,
+        typer.Option(
+            "--data", help="Other data than the plan's, as for `apfl run`, with options of its own.", show_default=False
+        ),
     ] = None,
     backbone: Annotated[
         str | None, typer.Option(help="Another backbone, where --data holds images.", show_default=False)
@@ -54,6 +66,17 @@ def bench(
     seeds: Annotated[
         str | None, typer.Option(help="Other seeds than the plan's, with commas.", show_default=False)
     ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Another number of clients than the plan's.", show_default=False, min=1)
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Another Dirichlet concentration than the plan's.", show_default=False)
+    ] = None,
+    minimum: MinimumOption = None,
+    client_column: Annotated[
+        str | None,
+        typer.Option(help="Take the clients from this column; where a plan has domains, those.", show_default=False),
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option(help="Rounds of the gradient methods, to try a plan out.", show_default=False, min=1)
     ] = None,
@@ -65,6 +88,14 @@ def bench(
         int | None, typer.Option(help="Threads of each cell; part of the result.", show_default=False, min=1)
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto",
+    pooling: PoolingOption = None,
+    revision: RevisionOption = None,
+    backbone_revision: BackboneRevisionOption = None,
+    splits: SplitsOption = None,
+    image_column: ImageColumnOption = None,
+    label_column: LabelColumnOption = None,
+    feature_column: FeatureColumnOption = None,
+    on_corrupt: OnCorruptChoice = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show what would run, stop.")] = False,
 ) -> None:
     """Run every cell of a plan: each method on each federation with each seed.
@@ -72,18 +103,22 @@ def bench(
     The whole plan is checked before anything runs. Every finished cell is a file in OUT/cells; the same command
     goes on after an interruption and repeats nothing. Exits with code 1, and a list, if cells failed.
     """
-    source = None if data is None else {"data": data} | ({} if backbone is None else {"backbone": backbone})
     given = read_plan(
-        plan, source=source, backbone=backbone, rounds=rounds, only=None if methods is None else _names(methods),
-        seeds=None if seeds is None else seeds_of(seeds), threads=threads,
+        plan, source=None if data is None else {"data": data}, backbone=backbone, pooling=pooling, revision=revision,
+        backbone_revision=backbone_revision, splits=splits, image_column=image_column, label_column=label_column,
+        feature_column=feature_column, on_corrupt=on_corrupt, rounds=rounds, threads=threads,
+        only=None if methods is None else _names(methods), seeds=None if seeds is None else seeds_of(seeds),
+        protocol={"n_clients": clients, "alpha": alpha, "minimum": minimum, "client_column": client_column},
     )  # fmt: skip
     todo, where = cells(given), str(device_of(device))
-    load = partial(load_data, **({"backbone": None} | given.source))
+    load = partial(load_data, **({"backbone": None} | given.source), device=device)
     dataset = load()
-    identity = dataset.sha256 or dataset.name
+    columns = [given.source[key] for key in ("label_column", "feature_column") if key in given.source]
+    identity = ":".join([dataset.sha256 or dataset.name, *columns])  # one table may hold several datasets
     keyed = {cell.key(identity, where): cell for cell in todo}
     _check_federations(todo, dataset)
     folder = folder or Path("runs") / f"{plan.stem}-{Path(dataset.name).stem}"
+    inspect(folder, list(keyed))
     left = jobs_for(keyed, folder, identity, where)
     n_workers = jobs or _fitting(todo, dataset, given.threads, where)
     _show(given.title or plan.stem, keyed, left, dataset, n_workers, given.threads)
@@ -94,36 +129,6 @@ def bench(
     with claim(folder, given, list(keyed)):  # what is left may be less by now
         failed = _run(jobs_for(keyed, folder, identity, where), setting, n_workers)
     _conclude(folder, keyed, failed)
-
-
-def rerun(
-    record: Annotated[Path, typer.Argument(help="A cell of `apfl bench` (.json), or records.jsonl with a choice.")],
-    data: Annotated[str | None, typer.Option("--data", help="Where the same data are now.", show_default=False)] = None,
-    method: Annotated[str | None, typer.Option(help="Of several records: this method.", show_default=False)] = None,
-    seed: Annotated[int | None, typer.Option(help="Of several records: this seed.", show_default=False)] = None,
-    clients: Annotated[int | None, typer.Option(help="Of several: so many clients.", show_default=False)] = None,
-    alpha: Annotated[float | None, typer.Option(help="Of several: this alpha.", show_default=False)] = None,
-    device: Annotated[str | None, typer.Option(help="Another device.", show_default=False)] = None,
-) -> None:
-    """Run the cell of one record again, with the same settings, seed and threads, and compare.
-
-    Exits with code 0 if every number is the same, 1 if not, with the differences.
-    """
-    one = select(read_records(record), record, method=method, seed=seed, n_clients=clients, alpha=alpha)
-    source = dict(one.source) or {"data": one.data}
-    if data is not None:
-        source = source | {"data": data}
-    dataset = load_data(source.pop("data"), source.pop("backbone", None), **source)
-    again = run_again(one, dataset, device_of(device or one.device))
-    found = differences(one, again)
-    what = f"{one.method}, seed {one.seed}: accuracy {100 * one.accuracy_client_mean:.4f} % then"
-    if not found:
-        out.print(f"matched: {what} and now, and every other number", soft_wrap=True)
-        return
-    out.print(f"DIFFERS: {what}, {100 * again.accuracy_client_mean:.4f} % now", soft_wrap=True)
-    for line in found:
-        out.print(f"  {line}", soft_wrap=True, markup=False)
-    raise typer.Exit(1)
 
 
 def _count(n: int, what: str) -> str:
@@ -139,7 +144,9 @@ def _check_federations(todo: Iterable[Cell], dataset: Dataset) -> None:
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         progress.add_task("checking the federations", total=None)
-        for protocol, seed in dict.fromkeys((cell.protocol, cell.seed) for cell in todo):
+        drawn = [(cell.protocol, cell.seed) for cell in todo]
+        drawn += [(cell.protocol, cell.tuning_seed) for cell in todo if cell.tune]
+        for protocol, seed in dict.fromkeys(drawn):
             halves = deal(dataset, protocol, seed)
             if not any(len(test) for _, test in halves):
                 raise InputError("no client has test rows, so there is nothing to measure; keep some back for testing")

@@ -52,6 +52,9 @@ SplitsOption = Annotated[
     typer.Option(help="Official splits of a Hub dataset to pool, with commas. \\[default: all]", show_default=False),
 ]
 OnCorruptOption = Annotated[str, typer.Option(help="refuse or skip images that cannot be read.")]
+OnCorruptChoice = Annotated[  # where a plan or a record has its own
+    str | None, typer.Option(help="refuse or skip images that cannot be read.", show_default=False)
+]
 BatchSizeOption = Annotated[
     int | None, typer.Option(help="Samples at a time. \\[default: 16 on a CPU, else 128]", show_default=False)
 ]

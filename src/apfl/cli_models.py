@@ -13,7 +13,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from apfl.cli_options import AlphaOption, ClientColumnOption, ClientsOption, DataOption, PartitionOption, protocol_of
+from apfl.cli_options import (
+    AlphaOption,
+    ClientColumnOption,
+    ClientsOption,
+    DataOption,
+    MinimumOption,
+    PartitionOption,
+    protocol_of,
+)
 from apfl.cli_progress import spinner
 from apfl.container import read, replacing, write
 from apfl.data import load_dataset
@@ -97,6 +105,7 @@ def verify(
     gamma: Annotated[float, typer.Option(help="Ridge of the primary stream.")] = 1.0,
     beta: Annotated[float, typer.Option(help="Ridge of the refinement stream.")] = 1.0,
     client_column: ClientColumnOption = None,
+    minimum: MinimumOption = None,
 ) -> None:
     """Check the theorems on your own data and print how far from exact they are.
 
@@ -105,7 +114,7 @@ def verify(
     if not (gamma > 0 and beta > 0):
         raise InputError(f"gamma {gamma} and beta {beta} given; both must be greater than 0")
     dataset = load_dataset(data)
-    federation = federate(dataset, protocol_of(clients, alpha, partition, client_column), seed)
+    federation = federate(dataset, protocol_of(clients, alpha, partition, client_column, minimum=minimum), seed)
     table = Table(
         "statement", "relative difference", "allowed", "holds", title=f"{dataset.name}, {len(federation.train)} clients"
     )

@@ -15,6 +15,7 @@ __all__ = [
     "ClientColumnOption",
     "ClientsOption",
     "DataOption",
+    "MinimumOption",
     "PartitionOption",
     "device_of",
     "protocol_of",
@@ -45,6 +46,10 @@ PartitionOption = Annotated[
 ClientColumnOption = Annotated[
     str | None,
     typer.Option(help="Column that names each row's client (or domain, with --partition domains)."),
+]
+
+MinimumOption = Annotated[
+    int | None, typer.Option(help="Fewest rows a client may get from a Dirichlet draw.", show_default=False, min=1)
 ]
 
 

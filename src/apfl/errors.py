@@ -18,8 +18,10 @@ def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
 
     >>> print(unknown("method", "fedprx", ["afl", "fedprox"]))
     no method 'fedprx'; did you mean 'fedprox'? (have: afl, fedprox)
+    >>> print(unknown("column", "site", []))
+    no column 'site'. (have none)
     """
     known = sorted(known)
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else "."
-    return InputError(f"no {what} '{name}'{hint} (have: {', '.join(known)})")
+    return InputError(f"no {what} '{name}'{hint} (have{': ' + ', '.join(known) if known else ' none'})")

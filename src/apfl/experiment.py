@@ -181,11 +181,13 @@ def save_models(models: Sequence[Model], folder: Path, class_names: Iterable[str
 def read_records(path: Path) -> list[Record]:
     """The records of a ``.jsonl``, of one ``.json``, or of a folder, in order; none if there is no such file.
 
-    A folder is searched, with those in it, for ``records.jsonl`` (`apfl run`) and ``cells/*.json`` (`apfl bench`).
+    A folder is searched, with those in it, for ``records.jsonl`` (`apfl run`) and ``cells/*.json`` (`apfl bench`);
+    it may be such a ``cells`` itself.
     """
     if path.is_dir():
-        files = sorted([*path.rglob("records.jsonl"), *path.rglob("cells/*.json")])
-        return [record for file in files for record in read_records(file)]
+        files = {*path.rglob("records.jsonl"), *path.rglob("cells/*.json")}
+        files |= set(path.glob("*.json")) if path.resolve().name == "cells" else set()
+        return [record for file in sorted(files) for record in read_records(file)]
     try:
         if not path.exists():
             return []

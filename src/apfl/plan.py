@@ -1,16 +1,18 @@
 """A plan: what to run, in a TOML file. A list means a sweep; everything is checked before anything runs.
 
 Top-level keys are the fields of `Plan`; ``[protocol]`` those of `Protocol`; ``[methods.NAME]`` the method's settings
-and ``tune``, ``seeds`` and ``oracle``. Several ``[[protocol]]`` or ``[[methods.NAME]]`` are several sweeps.
+and ``tune``, ``tuning_seed``, ``seeds`` and ``oracle``. Several ``[[protocol]]`` or ``[[methods.NAME]]`` are several
+sweeps.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,14 +22,22 @@ from apfl.methods._training import Training
 
 __all__ = ["STRICT", "Plan", "Seeds", "read_plan", "tables_of", "to_toml", "validated"]
 
-Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+log = logging.getLogger(__name__)
+SEEDS = "a list of whole numbers, 0 or more, for example [0, 1, 2]"
+Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, description=SEEDS)]
 T = TypeVar("T", bound=BaseModel)
 Tables = dict[str, Any] | list[dict[str, Any]]
 SOURCE = (
     "data", "backbone", "pooling", "revision", "backbone_revision", "splits",
-    "image_column", "label_column", "feature_column",
+    "image_column", "label_column", "feature_column", "on_corrupt",
 )  # fmt: skip
+DRAWN = ("n_clients", "alpha", "minimum", "classes_per_client")  # of no use where a column names the clients
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+WORDS = {
+    "bool_type": "true or false", "int_type": "a whole number", "float_type": "a number", "string_type": "a text",
+    "list_type": "a list of such", "dict_type": "a table",
+}  # fmt: skip
 
 
 class Plan(BaseModel):
@@ -45,11 +55,14 @@ class Plan(BaseModel):
     image_column: str | None = None
     label_column: str | None = None
     feature_column: str | None = None
+    on_corrupt: Literal["refuse", "skip"] | None = None
     seeds: Seeds = [0, 1, 2]
     threads: Annotated[int, Field(ge=1)] = 1  # of torch and BLAS, for each cell: another number may round differently
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 60
-    protocol: Tables = Field(default_factory=dict)
-    methods: Annotated[dict[str, Tables], Field(min_length=1)]
+    protocol: Tables = Field(default_factory=dict, description="a table [protocol], or several [[protocol]]")
+    methods: Annotated[
+        dict[str, Tables], Field(min_length=1, description="a table [methods.NAME] for each method, at least one")
+    ]
 
     @property
     def source(self) -> dict[str, Any]:
@@ -61,14 +74,15 @@ def read_plan(
     path: Path,
     *,
     source: Mapping[str, Any] | None = None,
+    protocol: Mapping[str, Any] | None = None,
     rounds: int | None = None,
     only: Sequence[str] | None = None,
     **overrides: Any,
 ) -> Plan:
     """The plan in a file, with some keys replaced (those that are not None).
 
-    ``source`` replaces all that the plan says about its data, ``rounds`` replaces ``n_rounds`` of the gradient
-    methods, ``only`` names the methods to keep.
+    ``source`` replaces all that the plan says about its data, ``protocol`` replaces keys of every ``[protocol]`` table,
+    ``rounds`` replaces ``n_rounds`` of the gradient methods, ``only`` names the methods to keep.
     """
     try:
         given = tomllib.loads(path.read_text())
@@ -77,24 +91,55 @@ def read_plan(
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML: {error}") from error
     if source is not None:
+        _tell_dropped(given, overrides)
         given = {key: value for key, value in given.items() if key not in SOURCE} | dict(source)
+    first = validated(Plan, given, "plan").seeds[0]
     given |= {key: value for key, value in overrides.items() if value is not None}
     plan = validated(Plan, given, "plan")
     for name in only or ():
         if name not in plan.methods:
             raise unknown("method in the plan", name, plan.methods)
     changes = {} if rounds is None else {"n_rounds": rounds}
-    dropped = () if overrides.get("seeds") is None else ("seeds",)  # those of the command line are for every method
+    first_seed = None if overrides.get("seeds") is None else first
     kept = {
-        name: _changed(tables, changes if issubclass(method_class(name), Training) else {}, dropped)
+        name: _changed(tables, changes if issubclass(method_class(name), Training) else {}, first_seed)
         for name, tables in plan.methods.items()
         if only is None or name in only
     }
-    return plan.model_copy(update={"methods": kept})
+    return plan.model_copy(update={"methods": kept, "protocol": _dealt(plan.protocol, protocol or {})})
 
 
-def _changed(tables: Tables, changes: Mapping[str, Any], dropped: Sequence[str]) -> Tables:
-    changed = [{k: v for k, v in table.items() if k not in dropped} | dict(changes) for table in tables_of(tables)]
+def _tell_dropped(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Columns and the like are of the plan's own data; other data without --backbone say themselves if they need it."""
+    dropped = [key for key in SOURCE[2:] if key in given and overrides.get(key) is None]
+    if dropped:
+        options = " and ".join(f"--{key.replace('_', '-')}" for key in dropped)
+        log.info("other data than the plan's: its %s left out; %s would set them", ", ".join(dropped), options)
+
+
+def _dealt(tables: Tables, given: Mapping[str, Any]) -> Tables:
+    """The protocol with what is given (not None). A client column makes the clients, as it does for `apfl run`."""
+    changes = {key: value for key, value in given.items() if value is not None}
+    dealt = []
+    for table in tables_of(tables):
+        kept = dict(table)
+        if "client_column" in changes and table.get("partition") != "domains":
+            kept = {key: value for key, value in table.items() if key not in DRAWN} | {"partition": "given"}
+        dealt.append(kept | changes)
+    return dealt if isinstance(tables, list) else dealt[0]
+
+
+def _changed(tables: Tables, changes: Mapping[str, Any], first_seed: int | None) -> Tables:
+    """The tables of a method with changes. Where seeds are given, those are for every method, but it is still tuned on
+    the first that the plan says (``first_seed``, or its own): a part of a plan is then the same as in the whole."""
+    changed = []
+    for table in tables_of(tables):
+        kept = dict(table) | dict(changes)
+        if first_seed is not None:
+            own = kept.pop("seeds", None)
+            if kept.get("tune"):
+                kept.setdefault("tuning_seed", own[0] if isinstance(own, list) and own else first_seed)
+        changed.append(kept)
     return changed if isinstance(tables, list) else changed[0]
 
 
@@ -111,10 +156,18 @@ def validated(model: type[T], given: Mapping[str, Any], where: str) -> T:
     try:
         return model.model_validate(dict(given))
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"] if part in model.model_fields or isinstance(part, int))
-        shown = "" if problem["type"] == "missing" else f" = {problem['input']!r}"
-        raise InputError(f"{where}: {key or 'it'}{shown}: {problem['msg']}") from error
+        raise InputError(f"{where}: {_said(model, given, error)}") from error
+
+
+def _said(model: type[BaseModel], given: Mapping[str, Any], error: ValidationError) -> str:
+    """The first key that is wrong, its value, and in words what is allowed: the field's own, or those of its types."""
+    key = str(error.errors()[0]["loc"][0])
+    shown = f"{key} = {given[key]!r}" if key in given else f"{key} is missing"
+    if (allowed := model.model_fields[key].description) is None:
+        problems = [problem for problem in error.errors() if problem["loc"][0] == key]
+        words = [WORDS.get(problem["type"], problem["msg"].removeprefix("Input should be ")) for problem in problems]
+        allowed = " or ".join(dict.fromkeys(words))
+    return f"{shown} given; allowed: {allowed}" if key in given else f"{shown}; give {allowed}"
 
 
 def to_toml(plan: Plan) -> str:

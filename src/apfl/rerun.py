@@ -26,8 +26,6 @@ SHOWN = 8
 
 def select(records: Sequence[Record], path: Path, **wanted: Any) -> Record:
     """The one record that has what is wanted."""
-    if not records:
-        raise InputError(f"there are no records in {path}; give a file that `apfl bench` or `apfl run` wrote")
     asked = {name: value for name, value in wanted.items() if value is not None}
     found = [record for record in records if all(getattr(record, name) == value for name, value in asked.items())]
     if len(found) == 1:

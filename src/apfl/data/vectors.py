@@ -80,22 +80,47 @@ def _features(path: Path, table: Any, label: str, chosen: str | None) -> tuple[n
     lists = [n for n in names if types.is_list(kinds[n]) or types.is_fixed_size_list(kinds[n])]
     numbered: dict[str, list[tuple[int, str]]] = {}
     for name in names:
-        match = re.fullmatch(r"(.*?)(\d+)", name)
-        if match and (types.is_integer(kinds[name]) or types.is_floating(kinds[name])):
+        if name not in lists and (match := re.fullmatch(r"(.*?)(\d+)", name)):
             numbered.setdefault(match[1], []).append((int(match[2]), name))
-    candidates = [*lists, *numbered]
+    tests = (types.is_integer, types.is_floating, types.is_decimal)
+    numeric = {name for name in names if any(test(kinds[name]) for test in tests)}
+    # A prefix without one column of numbers (site1, site2: names) is no vector, unless it is asked for.
+    candidates = [*lists, *(p for p, found in numbered.items() if any(name in numeric for _, name in found))]
     if chosen is None and len(candidates) == 1:
         chosen = candidates[0]
-    if chosen is None or chosen not in candidates:
+    if chosen is None or chosen not in [*candidates, *numbered]:
+        asked = "which columns are the features?" if chosen is None else f"features asked for in '{chosen}', but"
         raise InputError(
-            f"{path}: features asked for in '{chosen or ''}', but it has columns of vectors: {_some(lists)}; numbered "
-            f"columns: {_some([f'{p}{c[0][0]}...' for p, c in numbered.items()])}; name one, or the part before its "
-            "number, with --feature-column"
+            f"{path}: {asked} it has columns of vectors: {_some(lists)}; numbered columns: "
+            f"{_some([f'{p}{numbered[p][0][0]}...' for p in candidates if p in numbered])}; name one, or the part "
+            "before its number, with --feature-column"
         )
     if chosen in lists:
         return _stacked(path, table.column(chosen), chosen), {chosen}
     columns = [name for _, name in sorted(numbered[chosen])]
+    for name in columns:
+        if name not in numeric:  # left out, it would be a feature silently lost
+            raise _words(path, table.column(name), name, chosen)
     return np.stack([np.asarray(table.column(n), np.float32) for n in columns], 1), set(columns)
+
+
+def _words(path: Path, column: Any, name: str, prefix: str) -> InputError:
+    """Where a column that should be of numbers is not: the first entry that is none, or the first of all."""
+    rows = column.to_pylist()
+    row = next((row for row, value in enumerate(rows) if not _is_number(value)), 0)
+    shown = "nothing" if rows[row] is None else repr(rows[row])
+    return InputError(
+        f"{path}: column '{name}', row {row} holds {shown}, but the features '{prefix}...' must be numbers; "
+        "correct it, rename the column if it is no feature, or choose others with --feature-column"
+    )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, bool)
 
 
 def _stacked(path: Path, column: Any, name: str) -> np.ndarray:

@@ -24,7 +24,8 @@ def partition(
     least = int(min(40, fair / 2)) if minimum is None else minimum
     if least > fair:
         raise InputError(
-            f"a minimum of {least} rows for {n_clients} clients is more than the {len(labels)} rows there are"
+            f"a minimum of {least} rows for {n_clients} clients is more than the {len(labels)} rows there are: "
+            "use a smaller --minimum or fewer --clients"
         )
     for _ in range(ATTEMPTS):
         parts = _draw(labels, n_clients, alpha, rng)
@@ -32,7 +33,7 @@ def partition(
             return [np.sort(part) for part in parts]
     raise InputError(
         f"no draw in {ATTEMPTS} gave each of {n_clients} clients {max(least, 1)} of the {len(labels)} rows at "
-        f"alpha {alpha:g}: use a larger alpha, fewer clients or a smaller minimum"
+        f"alpha {alpha:g}: use a larger --alpha, fewer --clients or a smaller --minimum"
     )
 
 

@@ -19,7 +19,8 @@ def partition(
     least = min(2, len(labels) // n_clients) if minimum is None else max(minimum, 1)
     if least * n_clients > len(labels):
         raise InputError(
-            f"a minimum of {least} rows for {n_clients} clients is more than the {len(labels)} rows there are"
+            f"a minimum of {least} rows for {n_clients} clients is more than the {len(labels)} rows there are: "
+            "use a smaller --minimum or fewer --clients"
         )
     classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for _ in range(ATTEMPTS):
@@ -32,5 +33,5 @@ def partition(
             return [np.flatnonzero(owner == k) for k in range(n_clients)]
     raise InputError(
         f"no draw in {ATTEMPTS} gave each of {n_clients} clients {least} of the {len(labels)} rows at alpha {alpha:g}: "
-        "use a larger alpha, fewer clients, a smaller minimum, or the self-balancing partition 'dirichlet'"
+        "use a larger --alpha, fewer --clients, a smaller --minimum, or the self-balancing partition 'dirichlet'"
     )

@@ -1,0 +1,75 @@
+"""``apfl rerun``: one record again, and whether it matched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from apfl.cli_features import (
+    BackboneOption,
+    BackboneRevisionOption,
+    FeatureColumnOption,
+    ImageColumnOption,
+    LabelColumnOption,
+    OnCorruptChoice,
+    PoolingOption,
+    RevisionOption,
+    SplitsOption,
+    load_data,
+)
+from apfl.cli_options import device_of
+from apfl.report.gather import read
+from apfl.rerun import differences, run_again, select
+
+__all__ = ["rerun"]
+
+out = Console()
+
+
+def rerun(
+    record: Annotated[
+        Path, typer.Argument(help="A cell of `apfl bench` (.json); or records.jsonl, or a folder, with a choice.")
+    ],
+    data: Annotated[str | None, typer.Option("--data", help="Where the same data are now.", show_default=False)] = None,
+    method: Annotated[str | None, typer.Option(help="Of several records: this method.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Of several records: this seed.", show_default=False)] = None,
+    clients: Annotated[int | None, typer.Option(help="Of several: so many clients.", show_default=False)] = None,
+    alpha: Annotated[float | None, typer.Option(help="Of several: this alpha.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="Another device.", show_default=False)] = None,
+    backbone: BackboneOption = None,
+    pooling: PoolingOption = None,
+    revision: RevisionOption = None,
+    backbone_revision: BackboneRevisionOption = None,
+    splits: SplitsOption = None,
+    image_column: ImageColumnOption = None,
+    label_column: LabelColumnOption = None,
+    feature_column: FeatureColumnOption = None,
+    on_corrupt: OnCorruptChoice = None,
+) -> None:
+    """Run the cell of one record again, with the same settings, seed and threads, and compare.
+
+    The record of a plan says how its data were read; options say what it does not, or what is otherwise now.
+    Exits with code 0 if every number is the same, 1 if not, with the differences.
+    """
+    one = select(read([record]), record, method=method, seed=seed, n_clients=clients, alpha=alpha)
+    given = {
+        "data": data, "backbone": backbone, "pooling": pooling, "revision": revision, "splits": splits,
+        "backbone_revision": backbone_revision, "image_column": image_column, "label_column": label_column,
+        "feature_column": feature_column, "on_corrupt": on_corrupt,
+    }  # fmt: skip
+    source = {"data": one.data, "backbone": None, **one.source}
+    source |= {name: value for name, value in given.items() if value is not None}
+    dataset = load_data(**source, device=device or "auto")
+    again = run_again(one, dataset, device_of(device or one.device))
+    found = differences(one, again)
+    what = f"{one.method}, seed {one.seed}: accuracy {100 * one.accuracy_client_mean:.4f} % then"
+    if not found:
+        out.print(f"matched: {what} and now, and every other number", soft_wrap=True)
+        return
+    out.print(f"DIFFERS: {what}, {100 * again.accuracy_client_mean:.4f} % now", soft_wrap=True)
+    for line in found:
+        out.print(f"  {line}", soft_wrap=True, markup=False)
+    raise typer.Exit(1)
