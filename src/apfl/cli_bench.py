@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -40,6 +39,7 @@ from apfl.memory import available
 from apfl.plan import read_plan
 from apfl.protocol import deal
 from apfl.report.terminal import human_bytes, results_table
+from apfl.workers import n_cores
 
 __all__ = ["bench"]
 
@@ -158,7 +158,7 @@ def _fitting(todo: Sequence[Cell], dataset: Dataset, threads: int, device: str) 
     """Cells at a time: one on a GPU; on a CPU as many as there are cores and memory for."""
     if device != "cpu":
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = n_cores()
     free = available(device_of("cpu"))
     by_memory = cores if free is None else int(0.8 * free / estimate.peak_bytes(todo, dataset))
     return max(1, min(cores // threads, by_memory))

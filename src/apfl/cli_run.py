@@ -30,6 +30,7 @@ from apfl.cli_options import (
     ClientColumnOption,
     ClientsOption,
     DataOption,
+    MinimumOption,
     PartitionOption,
     device_of,
     protocol_of,
@@ -81,9 +82,7 @@ def run(
     test_column: TestColumnOption = None,
     group_column: GroupColumnOption = None,
     test_fraction: Annotated[float, typer.Option(help="Share of each client's rows kept for testing.")] = 0.25,
-    minimum: Annotated[
-        int | None, typer.Option(help="Fewest rows a client may get from a Dirichlet draw.", show_default=False, min=1)
-    ] = None,
+    minimum: MinimumOption = None,
     classes_per_client: Annotated[int, typer.Option(help="With --partition classes.")] = 2,
     backbone: BackboneOption = None,
     pooling: PoolingOption = None,
