@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,10 @@ settings.load_profile("default")
 # One BLAS thread for each test process: they run side by side, and small products gain nothing from more.
 torch.set_num_threads(1)
 threadpool_limits(1)
+
+# A shell that starts the tests in the background has Ctrl-C ignored, by everything they start too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

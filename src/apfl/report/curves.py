@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from apfl.measure import Record
 from apfl.report.gather import Column, Row, Sheet
-from apfl.report.style import Look, logarithmic
+from apfl.report.style import INK, Look, logarithmic
 from apfl.report.terminal import human_bytes
 
 __all__ = ["Curve", "cost", "curve", "overhead", "progress"]
@@ -64,7 +64,7 @@ def progress(axes: Axes, sheet: Sheet, column: Column, against: str, looks: dict
             axes.axhline(own.accuracy[-1], ls=":", color=look.colour, lw=look.width)
             axes.annotate(
                 row.label, (0.99, own.accuracy[-1]), xycoords=("axes fraction", "data"), xytext=(0, 1),
-                textcoords="offset points", ha="right", va="bottom", fontsize=7, color=look.colour,
+                textcoords="offset points", ha="right", va="bottom", fontsize=7, color=INK,
             )  # fmt: skip
         else:
             axes.errorbar(
