@@ -147,6 +147,7 @@ def test_tuned_settings_tell_rows_apart_by_what_was_tuned():
     assert "Tuned on a part of the training rows: ditto." in text(results(sheet))
     mixed = gather([record("ditto", 0, settings={"lr": 0.1}, **tuned), record("ditto", 0, accuracies=[0.2] * 4)])
     assert len(mixed.rows) == 2
+    assert not any("None" in row.label for row in mixed.rows)
 
 
 def test_the_same_record_twice_counts_once_and_two_results_of_one_run_are_refused():

@@ -190,7 +190,8 @@ def _rows(records: Sequence[Record]) -> dict[tuple[str, str], Row]:
         names = dict.fromkeys(name for settings in variants.values() for name in settings)
         varying = [name for name in names if len({json.dumps(s.get(name)) for s in variants.values()}) > 1]
         for key, settings in variants.items():
-            rows[method, key] = Row(method, {n: settings.get(n) for n in varying}, settings == _defaults(method))
+            shown = {name: settings[name] for name in varying if name in settings}
+            rows[method, key] = Row(method, shown, settings == _defaults(method))
     return rows
 
 
