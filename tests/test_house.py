@@ -20,7 +20,7 @@ FLOORS = [
     {"personal"},
     {"federation"},
     {"measure", "partition", "data", "methods", "verify", "backbones", "partial"},
-    {"protocol"},
+    {"protocol", "estimator_rows"},
     {"estimator", "experiment", "deploy", "features", "pipeline", "tuning", "oracle"},
     {"plan"},
     {"cells"},

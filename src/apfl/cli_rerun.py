@@ -51,7 +51,7 @@ def rerun(
 ) -> None:
     """Run the cell of one record again, with the same settings, seed and threads, and compare.
 
-    The record of a plan says how its data were read; options say what it does not, or what is otherwise now.
+    The record says where its data lie and how they were read; options say what is otherwise now.
     Exits with code 0 if every number is the same, 1 if not, with the differences.
     """
     one = select(read([record]), record, method=method, seed=seed, n_clients=clients, alpha=alpha)

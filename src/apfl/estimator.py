@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from apfl.errors import InputError
+from apfl.estimator_rows import ClientRows, group_code, rows_by_name, tensor
 from apfl.methods import load_method
 from apfl.methods._primary import stream_maps
 from apfl.methods.apfl import APFL
@@ -32,26 +32,6 @@ from apfl.tables import left_out_prior
 __all__ = ["APFLClassifier"]
 
 ALONE = "alone"  # the name of the one client there is when none are named
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    features: Tensor  # (n, l), float64, as given
-    labels: Tensor  # (n,), indices into classes_
-    groups: Tensor | None  # (n,)
-
-    def __add__(self, other: _Rows) -> _Rows:
-        if (self.groups is None) != (other.groups is None):
-            raise InputError("groups given for some rows of a client and not for others; give them for all or none")
-        groups = None
-        if self.groups is not None and other.groups is not None:
-            groups = torch.cat([self.groups, other.groups])
-        return _Rows(torch.cat([self.features, other.features]), torch.cat([self.labels, other.labels]), groups)
-
-    def digest(self) -> str:
-        """The same for the same rows in any order."""
-        rows = torch.cat([self.features, self.labels[:, None].to(torch.float64)], 1).numpy()
-        return hashlib.sha256(b"".join(sorted(row.tobytes() for row in rows))).hexdigest()
 
 
 class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
@@ -196,7 +176,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             if X is None or y is None:
                 raise InputError(f"the rows of client {client!r} were not kept (keep_rows=False): give its X and y")
             X, y = validate_data(self, X, y, dtype=np.float64, reset=False)
-            rows = _Rows(_tensor(X), self._encode(y), None)
+            rows = ClientRows(tensor(X), self._encode(y), None)
             if rows.digest() != self._digests[client]:
                 raise InputError(
                     f"the rows given for client {client!r} are not those it joined with; give exactly those"
@@ -284,10 +264,10 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             seed = int(check_random_state(self.random_state).randint(2**31))
         d_primary = width_for(len(X)) if isinstance(self.d_primary, str) else self.d_primary
         widths = (d_primary, d_primary if isinstance(self.d_refinement, str) else self.d_refinement)
-        self._maps = stream_maps(_tensor(X[:1]), widths, activations, seed, self.intercept)
-        self._normaliser = normaliser(self.normalise, moments(_tensor(X)))
+        self._maps = stream_maps(tensor(X[:1]), widths, activations, seed, self.intercept)
+        self._normaliser = normaliser(self.normalise, moments(tensor(X)))
         self._models: dict[Hashable, DualStream] = {}
-        self._rows: dict[Hashable, _Rows] = {}
+        self._rows: dict[Hashable, ClientRows] = {}
         self._digests: dict[Hashable, str] = {}
         if hasattr(self, "statistics_"):
             del self.statistics_
@@ -312,18 +292,20 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             self._digests |= {client: rows.digest() for client, rows in merged.items()}
         return self._publish(merged)
 
-    def _by_client(self, X: np.ndarray, y: np.ndarray, clients: Any, groups: Any) -> Iterator[tuple[Hashable, _Rows]]:
+    def _by_client(
+        self, X: np.ndarray, y: np.ndarray, clients: Any, groups: Any
+    ) -> Iterator[tuple[Hashable, ClientRows]]:
         labels, names = self._encode(y), self._names(clients, len(y))
         group_codes = None
         if groups is not None:
             if len(groups) != len(y):
                 raise InputError(f"{len(groups)} groups for {len(y)} rows; there must be one for each")
             # A group is known by its name, so that rows added later join it.
-            group_codes = torch.tensor([_code(group) for group in np.asarray(groups).tolist()])
-        for name, rows in _rows_by_name(names).items():
+            group_codes = torch.tensor([group_code(group) for group in np.asarray(groups).tolist()])
+        for name, rows in rows_by_name(names).items():
             yield (
                 name,
-                _Rows(_tensor(X[rows]), labels[rows], None if group_codes is None else group_codes[rows]),
+                ClientRows(tensor(X[rows]), labels[rows], None if group_codes is None else group_codes[rows]),
             )
 
     def _encode(self, y: np.ndarray) -> Tensor:
@@ -347,7 +329,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
                 raise InputError(f"{name!r} cannot name a client; give one string or number for each row, none missing")
         return list(names)
 
-    def _statistics(self, rows: _Rows) -> Statistics:
+    def _statistics(self, rows: ClientRows) -> Statistics:
         phi = self._maps[0](self._normaliser(rows.features))
         return statistics(phi, one_hot(rows.labels, len(self.classes_)))
 
@@ -358,7 +340,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         assert isinstance(method, APFL)
         return method
 
-    def _publish(self, given: dict[Hashable, _Rows] | None = None) -> Self:
+    def _publish(self, given: dict[Hashable, ClientRows] | None = None) -> Self:
         """Solve the primary; refit every client whose rows are at hand; choose the temperatures."""
         method = self._method()
         primary = solve_primary(self.statistics_, method.gamma)
@@ -371,7 +353,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         )
         return self
 
-    def _fit_clients(self, at_hand: dict[Hashable, _Rows], primary: Primary, method: APFL) -> float:
+    def _fit_clients(self, at_hand: dict[Hashable, ClientRows], primary: Primary, method: APFL) -> float:
         """Models of these clients; returns the temperature of the primary alone."""
         clients = list(at_hand)
         choice = Choice(method.beta, method.balance, method.tau, method.scope, method.refinement, method.smoothing)
@@ -411,19 +393,11 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         X = validate_data(self, X, dtype=np.float64, reset=False)
         names = self._names(clients, len(X))
         scores, temperatures = np.empty((len(X), len(self.classes_))), np.ones(len(X))
-        for name, rows in _rows_by_name(names).items():
+        for name, rows in rows_by_name(names).items():
             model = self._models.get(name, self._primary_alone)
-            scores[rows] = model.scores(_tensor(X[rows])).numpy()
+            scores[rows] = model.scores(tensor(X[rows])).numpy()
             temperatures[rows] = model.temperature or 1.0
         return scores, temperatures
-
-
-def _rows_by_name(names: list[Hashable]) -> dict[Hashable, list[int]]:
-    """Which rows each client has, in one pass."""
-    found: dict[Hashable, list[int]] = {}
-    for row, name in enumerate(names):
-        found.setdefault(name, []).append(row)
-    return found
 
 
 def _temperature(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -434,13 +408,3 @@ def _temperature(scores: np.ndarray, labels: np.ndarray) -> float:
         return float((logsumexp(scaled, axis=1) - scaled[np.arange(len(labels)), labels]).mean())
 
     return float(np.exp(minimize_scalar(loss, bounds=(-7.0, 3.0), method="bounded").x))
-
-
-def _tensor(rows: np.ndarray) -> Tensor:
-    """The rows as a tensor; copied where torch could not share them (read-only, or with negative strides)."""
-    return torch.from_numpy(np.require(rows, requirements=["C", "W"]))
-
-
-def _code(group: Hashable) -> int:
-    """A number for a group's name, the same in every call."""
-    return int.from_bytes(hashlib.sha256(repr(group).encode()).digest()[:7])
