@@ -232,9 +232,8 @@ def test_sites_killed_before_during_and_after_their_upload_and_one_too_slow(tmp_
         for name in names:
             w.join(name)
         w.connected(*names)
-        run = w.run("--deadline", 90, "--linger", 200)
-        w.until(lambda: w.seen("asked", client="slow", phase="statistics"), "slow to be asked")
-        with w.slowed("slow", "flwr-clientapp"):
+        with w.stalled("slow"):
+            run = w.run("--deadline", 90, "--linger", 200)
             w.until(lambda: w.seen("asked", client="before", phase="statistics"), "before to be asked")
             w.kill("before")
             log = tmp_path / "during" / "site" / "supernode.log"

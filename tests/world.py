@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -140,27 +139,17 @@ class World:
         self.until(lambda: not self.pids(role, command), f"{role} {command} gone")
 
     @contextmanager
-    def slowed(self, role: str, command: str) -> Iterator[None]:
-        """Grant the processes 30 ms of the processor every two seconds: slow on any machine, yet alive."""
-        over = threading.Event()
+    def stalled(self, name: str) -> Iterator[None]:
+        """A site whose disk hangs when it looks up what it has sent, until the block ends.
 
-        def throttle() -> None:
-            while not over.wait(0.05):
-                pids = self.signal(signal.SIGCONT, role, command)
-                before, end = processor_time(pids), time.monotonic() + 2
-                while time.monotonic() < end and processor_time(pids) < before + 3:
-                    time.sleep(0.01)
-                self.signal(signal.SIGSTOP, role, command)
-                over.wait(2)
-
-        thread = threading.Thread(target=throttle)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-            self.signal(signal.SIGCONT, role, command)
+        Its processes are alive all the while and tell Flower so; one that was stopped would be given up for dead.
+        """
+        path = self.root / name / "site" / "server" / name / "sent.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+        yield
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "w") as pipe:  # refused unless it is being read
+            pipe.write("{}")
 
     def end(self) -> None:
         """Nothing of this world survives, whatever happened."""
@@ -264,16 +253,6 @@ def world(root: Path, names: Sequence[str], **options: Any) -> Iterator[World]:
         yield made
     finally:
         made.end()
-
-
-def processor_time(pids: Sequence[int]) -> int:
-    """Hundredths of a second that these processes have used."""
-    used = 0
-    for pid in pids:
-        with suppress(OSError, IndexError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            used += int(fields[11]) + int(fields[12])
-    return used
 
 
 def free_port() -> int:
