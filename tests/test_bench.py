@@ -411,6 +411,21 @@ def test_a_part_of_the_seeds_is_a_part_of_the_plan(plan, undisturbed, tmp_path, 
     assert "to do: 7 cells, " in capsys.readouterr().err
 
 
+def test_a_trial_of_few_rounds_finetunes_no_longer_than_it_trains(tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        "[methods.fedavg_ft]\ntune = true\n[methods.afl]\n"
+        "[methods.fedprox_ft]\nn_rounds = [5, 50]\nfinetune_epochs = 4\n"
+    )
+    tuned, other, given = cells(read_plan(plan, rounds=2, seeds=[0]))
+    assert (tuned.method.n_rounds, tuned.method.finetune_epochs, tuned.tune["finetune_epochs"]) == (2, 6, [3, 6])
+    assert (given.method.n_rounds, given.method.finetune_epochs, given.tune) == (2, 4, None)
+    assert other.method == load_method("afl")
+    longer, *_ = cells(read_plan(plan, rounds=400))
+    assert (longer.method.n_rounds, longer.method.finetune_epochs) == (400, 20)
+    assert tuple(longer.tune["finetune_epochs"]) == (3, 20, 100)
+
+
 def test_a_methods_own_first_seed_tunes_it(tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text("[methods.ditto]\ntune = true\nseeds = [5, 6]\n[methods.fedavg]\ntune = true\n[methods.afl]\n")

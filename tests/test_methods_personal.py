@@ -124,6 +124,27 @@ def test_points_of_any_grid_are_trained_as_if_alone(name: str, key: str) -> None
             torch.testing.assert_close(joint.bias, alone.bias, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("key", [field.name for field in fields(method_class("apfl_paper"))])
+def test_points_of_the_published_method_are_solved_as_if_alone(key: str) -> None:
+    """Whether they share the primary, the refinements or nothing: the very same models, for late clients too."""
+    clients = clusters([40, 25, 30], skew=True, spread=2.0)
+    method = load_method("apfl_paper", d_primary=24, d_refinement=16)
+    points = [method, replace(method, balance=0.9), replace(method, **{key: other_setting(getattr(method, key))})]
+    together, heard = dict(method.together(points, clients, 4, 0)), list[float]()
+    tuned = dict(trained(points, clients, 4, 0, heard.append))
+    assert heard == [1 / 3, 2 / 3, 1]
+    for place, point in enumerate(points):
+        alone = final(point, clients, 4)
+        assert (together[place].bytes_up, together[place].index) == (alone.bytes_up, alone.index)
+        late = zip(together[place].admit(clients[:1]), alone.admit(clients[:1]), strict=True)
+        for joint, own in [*zip(tuned[place], alone.models, strict=True), *late]:
+            assert torch.equal(joint.scores(clients[0].features), own.scores(clients[0].features))
+
+
+def other_setting(value: Any) -> Any:
+    return not value if isinstance(value, bool) else {"relu": "tanh"}.get(value) or other_value(value)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "fedlda", "fedpcl"])
 def test_tuning_chooses_the_best_point_of_its_grid(name: str, tmp_path: Path) -> None:
     clients = clusters([60, 40, 30], skew=True, spread=2.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from typing import Annotated, Any, get_type_hints
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, create_model
 from apfl.errors import InputError, unknown
 from apfl.federation import Method
 from apfl.methods import load_method, method_class
+from apfl.methods._training import Training
 from apfl.plan import SEEDS, STRICT, Plan, Seeds, tables_of, validated
 from apfl.protocol import Protocol
 from apfl.tuning import own_axes
@@ -100,6 +101,7 @@ def _variants(
             own = own_axes(method)
             axes = {key: own[key] for key in own if key != "normalise" or key not in settings}
         _check_axes(name, method, axes, settings, options.tune)
+        method, axes = _shortened(method, axes, plan.rounds)
         seeds = options.seeds or plan.seeds
         tuning_seed = seeds[0] if options.tuning_seed is None else options.tuning_seed
         yield method, axes, seeds, tuning_seed, False
@@ -107,6 +109,23 @@ def _variants(
             if name != "apfl" or axes:
                 raise InputError(f"oracle is for apfl alone, and not together with tune; leave it out of {name}")
             yield method, None, seeds, tuning_seed, True
+
+
+def _shortened(
+    method: Method, axes: Mapping[str, Sequence[Any]] | None, rounds: int | None
+) -> tuple[Method, Mapping[str, Sequence[Any]] | None]:
+    """With this many rounds, and no more fine-tuning than they train: 100 epochs would be nearly all of a trial."""
+    if rounds is None or not isinstance(method, Training):
+        return method, axes
+    most = rounds * method.epochs
+    changes: dict[str, Any] = {"n_rounds": rounds}
+    if hasattr(method, "finetune_epochs"):
+        changes["finetune_epochs"] = min(method.finetune_epochs, most)
+    bounded = {
+        key: sorted({min(value, most) for value in values}) if key == "finetune_epochs" else values
+        for key, values in (axes or {}).items()
+    }
+    return replace(method, **changes), bounded or None
 
 
 def _check_axes(

@@ -78,7 +78,12 @@ def bench(
         typer.Option(help="Take the clients from this column; where a plan has domains, those.", show_default=False),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Rounds of the gradient methods, to try a plan out.", show_default=False, min=1)
+        int | None,
+        typer.Option(
+            help="Rounds of the gradient methods, and no more fine-tuning than these train: to try a plan out.",
+            show_default=False,
+            min=1,
+        ),
     ] = None,
     jobs: Annotated[
         int | None,

@@ -17,8 +17,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apfl.errors import InputError, unknown
-from apfl.methods import method_class
-from apfl.methods._training import Training
 
 __all__ = ["STRICT", "Plan", "Seeds", "read_plan", "tables_of", "to_toml", "validated"]
 
@@ -58,6 +56,7 @@ class Plan(BaseModel):
     on_corrupt: Literal["refuse", "skip"] | None = None
     seeds: Seeds = [0, 1, 2]
     threads: Annotated[int, Field(ge=1)] = 1  # of torch and BLAS, for each cell: another number may round differently
+    rounds: Annotated[int, Field(ge=1)] | None = None  # of the gradient methods, in place of their own: a trial
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 60
     protocol: Tables = Field(default_factory=dict, description="a table [protocol], or several [[protocol]]")
     methods: Annotated[
@@ -75,14 +74,13 @@ def read_plan(
     *,
     source: Mapping[str, Any] | None = None,
     protocol: Mapping[str, Any] | None = None,
-    rounds: int | None = None,
     only: Sequence[str] | None = None,
     **overrides: Any,
 ) -> Plan:
     """The plan in a file, with some keys replaced (those that are not None).
 
     ``source`` replaces all that the plan says about its data, ``protocol`` replaces keys of every ``[protocol]`` table,
-    ``rounds`` replaces ``n_rounds`` of the gradient methods, ``only`` names the methods to keep.
+    ``only`` names the methods to keep.
     """
     try:
         given = tomllib.loads(path.read_text())
@@ -99,12 +97,9 @@ def read_plan(
     for name in only or ():
         if name not in plan.methods:
             raise unknown("method in the plan", name, plan.methods)
-    changes = {} if rounds is None else {"n_rounds": rounds}
     first_seed = None if overrides.get("seeds") is None else first
     kept = {
-        name: _changed(tables, changes if issubclass(method_class(name), Training) else {}, first_seed)
-        for name, tables in plan.methods.items()
-        if only is None or name in only
+        name: _for_seeds(tables, first_seed) for name, tables in plan.methods.items() if only is None or name in only
     }
     return plan.model_copy(update={"methods": kept, "protocol": _dealt(plan.protocol, protocol or {})})
 
@@ -129,12 +124,12 @@ def _dealt(tables: Tables, given: Mapping[str, Any]) -> Tables:
     return dealt if isinstance(tables, list) else dealt[0]
 
 
-def _changed(tables: Tables, changes: Mapping[str, Any], first_seed: int | None) -> Tables:
-    """The tables of a method with changes. Where seeds are given, those are for every method, but it is still tuned on
+def _for_seeds(tables: Tables, first_seed: int | None) -> Tables:
+    """The tables of a method. Where seeds are given, those are for every method, but it is still tuned on
     the first that the plan says (``first_seed``, or its own): a part of a plan is then the same as in the whole."""
     changed = []
     for table in tables_of(tables):
-        kept = dict(table) | dict(changes)
+        kept = dict(table)
         if first_seed is not None:
             own = kept.pop("seeds", None)
             if kept.get("tune"):

@@ -23,6 +23,7 @@ from apfl.container import replacing
 from apfl.errors import InputError
 from apfl.federation import Method, Model, Shard
 from apfl.measure import client_accuracies
+from apfl.methods._alike import alike
 from apfl.methods._training import Training, stacked_rounds
 from apfl.partition import split
 
@@ -138,18 +139,21 @@ def trained(
 ) -> Iterator[tuple[int, Sequence[Model]]]:
     """The place and the final models of every candidate, as they are done.
 
-    Gradient methods are trained side by side where they differ in nothing but settings that each head has for itself.
+    Gradient methods are trained side by side where they differ in nothing but settings that each head has for itself;
+    a method that can work on several settings ``together`` does.
     """
     if isinstance(candidates[0], Training):
         short = [replace(each, n_rounds=min(each.n_rounds, ROUNDS)) for each in candidates]
-        alike: dict[str, list[int]] = {}
-        for place, each in enumerate(short):
-            common = {name: value for name, value in asdict(each).items() if name not in each.stacked}
-            alike.setdefault(json.dumps(common), []).append(place)
-        for n, places in enumerate(alike.values()):
+        groups = alike(short, without=short[0].stacked)
+        for n, places in enumerate(groups):
             points = [short[place] for place in places]
-            last = _last(stacked_rounds(points, clients, n_classes, seed), points[0].n_rounds, n, len(alike), on_round)
+            last = _last(stacked_rounds(points, clients, n_classes, seed), points[0].n_rounds, n, len(groups), on_round)
             yield from zip(places, (each.models for each in last), strict=True)
+    elif hasattr(candidates[0], "together"):
+        for n, (place, each) in enumerate(candidates[0].together(candidates, clients, n_classes, seed), 1):
+            if on_round is not None:
+                on_round(n / len(candidates))
+            yield place, each.models
     else:
         for place, each in enumerate(candidates):
             yield place, _last(each.rounds(clients, n_classes, seed), 1, place, len(candidates), on_round).models

@@ -21,6 +21,7 @@ from torch import Tensor
 from apfl.exchange import message_bytes, nbytes
 from apfl.federation import Round, Shard
 from apfl.maps import Activation
+from apfl.methods._alike import alike
 from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser, stream_maps
 from apfl.normalise import Normalise
 from apfl.ridge import one_hot, solve
@@ -46,29 +47,62 @@ class APFLPaper:
     admits: ClassVar[bool] = True
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
-        normalise = shared_normaliser(self.normalise, clients)
-        features = clients[0].features
-        activations = (self.activation_primary, self.activation_refinement)
-        widths = (self.d_primary, self.d_refinement)
-        primary_map, refinement_map = stream_maps(features, widths, activations, seed, self.intercept)
-        phis, summed = mapped_and_summed(clients, n_classes, normalise, primary_map)
-        primary = solve(summed, self.gamma)
+        for _, only in self.together([self], clients, n_classes, seed):
+            yield only
 
-        def personal(shard: Shard, phi: Tensor) -> DualStream:
-            psi = refinement_map(normalise(shard.features))
-            residual = one_hot(shard.labels, n_classes) - phi.to(torch.float64) @ primary
-            refinement = fit_refinement(psi, residual, self.beta)
-            return DualStream(primary_map, primary, refinement_map, refinement, self.balance, normalise)
+    @staticmethod
+    def together(
+        points: Sequence[APFLPaper], clients: Sequence[Shard], n_classes: int, seed: int
+    ) -> Iterator[tuple[int, Round]]:
+        """The place and the round of several settings: those that agree in the primary solve it once, and those that
+        differ only in the balance also share the refinements."""
+        for places in alike(points, without=("beta", "balance")):
+            fitted = _Fitted(points[places[0]], clients, n_classes, seed)
+            for same in alike([points[place] for place in places], without=("balance",)):
+                shared = [places[i] for i in same]
+                yield from zip(shared, fitted.rounds([points[place] for place in shared]), strict=True)
 
-        def admit(late: Sequence[Shard]) -> list[DualStream]:
-            return [personal(shard, primary_map(normalise(shard.features))) for shard in late]
 
-        models = over_clients(lambda k: personal(clients[k], phis[k]), range(len(clients)), features.device)
-        prelude = moments_bytes(self.normalise, features.shape[1])
-        yield Round(
-            models,
-            index=2 if prelude else 1,
-            bytes_up=len(clients) * (message_bytes(summed.width, n_classes) + prelude),
-            bytes_down=len(clients) * (nbytes({"primary": primary}) + prelude),
-            admit=admit,
+class _Fitted:
+    """The primary stream of a federation, and what its clients fit on top of it."""
+
+    def __init__(self, method: APFLPaper, clients: Sequence[Shard], n_classes: int, seed: int) -> None:
+        self.method, self.clients, self.n_classes = method, clients, n_classes
+        self.normalise = shared_normaliser(method.normalise, clients)
+        activations = (method.activation_primary, method.activation_refinement)
+        widths = (method.d_primary, method.d_refinement)
+        self.maps = stream_maps(clients[0].features, widths, activations, seed, method.intercept)
+        self.phis, summed = mapped_and_summed(clients, n_classes, self.normalise, self.maps[0])
+        self.primary = solve(summed, method.gamma)
+        self.width = summed.width
+
+    def refinement(self, shard: Shard, phi: Tensor, beta: float) -> Tensor:
+        psi = self.maps[1](self.normalise(shard.features))
+        residual = one_hot(shard.labels, self.n_classes) - phi.to(torch.float64) @ self.primary
+        return fit_refinement(psi, residual, beta)
+
+    def model(self, refinement: Tensor, balance: float) -> DualStream:
+        primary_map, refinement_map = self.maps
+        return DualStream(primary_map, self.primary, refinement_map, refinement, balance, self.normalise)
+
+    def rounds(self, points: Sequence[APFLPaper]) -> Iterator[Round]:
+        """A round for each of some settings that differ in nothing but the balance."""
+        features, beta = self.clients[0].features, points[0].beta
+        refinements = over_clients(
+            lambda k: self.refinement(self.clients[k], self.phis[k], beta), range(len(self.clients)), features.device
         )
+        prelude = moments_bytes(self.method.normalise, features.shape[1])
+        for point in points:
+
+            def admit(late: Sequence[Shard], balance: float = point.balance) -> list[DualStream]:
+                phis = [self.maps[0](self.normalise(shard.features)) for shard in late]
+                own = [self.refinement(shard, phi, beta) for shard, phi in zip(late, phis, strict=True)]
+                return [self.model(each, balance) for each in own]
+
+            yield Round(
+                [self.model(each, point.balance) for each in refinements],
+                index=2 if prelude else 1,
+                bytes_up=len(self.clients) * (message_bytes(self.width, self.n_classes) + prelude),
+                bytes_down=len(self.clients) * (nbytes({"primary": self.primary}) + prelude),
+                admit=admit,
+            )
