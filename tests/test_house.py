@@ -15,7 +15,7 @@ SOURCE = Path(apfl.__file__).parent
 FLOORS = [
     {"errors", "extras", "hub"},
     {"ridge", "maps", "normalise", "container", "workers", "memory"},
-    {"streams", "exchange", "leaveout", "heads", "checkpoint"},
+    {"streams", "exchange", "leaveout", "heads", "checkpoint", "unfinished"},
     {"gcv", "tables"},
     {"personal"},
     {"federation"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,40 @@ def test_tuning_chooses_the_best_point_of_its_grid(name: str, tmp_path: Path) ->
     assert path.exists() == bool(points)
     if points:  # the second time it is read, not trained: clients that would be refused are never looked at
         assert tune_once(path, name, method, [], 4, 0).method == tuned.method
+
+
+@pytest.mark.parametrize("name", ["fedavg_ft", "ditto", "fedas", "fedlda", "apfl_paper"])
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_interrupted_grid_goes_on_where_it_was(name: str, killed: bool, tmp_path: Path) -> None:
+    """Stopped at every place in turn, or killed right after a round was kept: the same results, no round twice."""
+    clients = clusters([60, 40, 30], skew=True, spread=2.0)
+    method = load_method(name, **({"n_rounds": 3} if name in GRADIENT else {}))
+    axes = {"beta": [1.0, 10.0], "balance": [0.3, 0.7]} if name == "apfl_paper" else None
+    undisturbed: list[float] = []
+    expected = tune(method, clients, 4, 0, axes, undisturbed.append)
+    path, checkpoint, heard = tmp_path / "tuning.jsonl", tmp_path / "stands.safetensors", list[float]()
+    stop: type[BaseException] = RuntimeError if killed else KeyboardInterrupt
+
+    def interrupt(share: float) -> None:
+        new = share not in heard
+        heard.append(share)
+        if new and share < 1:
+            raise stop
+
+    for _ in range(len(undisturbed)):
+        with suppress(stop):
+            found = tune_once(
+                path, name, method, clients, 4, 0, "these", axes, interrupt, checkpoint, 0.0 if killed else 60.0
+            )
+            break
+        assert not path.exists()
+        assert checkpoint.exists() or name not in GRADIENT
+    assert (found.method, found.results) == (expected.method, expected.results)
+    assert sorted(set(heard)) == undisturbed
+    if name in GRADIENT:  # the round that was kept is told again, and none before it
+        assert max(heard.count(share) for share in undisturbed) <= 2
+    assert path.exists()
+    assert not checkpoint.exists()
 
 
 def test_the_command_line_tunes_once_and_runs_what_was_chosen(tmp_path: Path) -> None:

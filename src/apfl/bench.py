@@ -3,7 +3,7 @@
 OUT/plan.toml            the plan as run
 OUT/cells/KEY.json       one record for each finished cell, written in one go
 OUT/tuning/KEY.jsonl     the grid of one method on one federation, shared by its seeds
-OUT/checkpoints/KEY      where a gradient method stands
+OUT/checkpoints/KEY      where a gradient method or a grid stands
 OUT/failed/KEY.txt       why a cell failed
 """
 

@@ -117,7 +117,10 @@ class _Bench:
         dataset = self._data()
         n_classes, where = len(dataset.class_names), [dataset.sha256, cell.label]
         tell = _Teller(self.connection)
-        return tune_once(path, cell.name, cell.method, clients, n_classes, seed, where, cell.tune, tell.say)
+        return tune_once(
+            path, cell.name, cell.method, clients, n_classes, seed, where, cell.tune, tell.say,
+            self.setting.folder / "checkpoints" / f"{key}.safetensors", self.setting.checkpoint_seconds,
+        )  # fmt: skip
 
     def _data(self) -> Dataset:
         if self.dataset is None:
@@ -160,7 +163,7 @@ def _account(cell: Cell, tuned: Tuned) -> dict[str, Any]:
 
 
 def _leave(*_: Any) -> None:
-    raise SystemExit(143)  # `run` then writes its checkpoint
+    raise SystemExit(143)  # `run` and `tune` then write their checkpoints
 
 
 def _leave_with_parent() -> None:

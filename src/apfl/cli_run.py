@@ -188,7 +188,13 @@ def _tuned(
         for name, method in methods.items():
             task = progress.add_task(f"tuning {name}", total=None)
             path = folder / "tuning.jsonl"
-            found = tune_once(path, name, method, federation.train, federation.n_classes, seed, run)
+            found = tune_once(
+                path, name, method, federation.train, federation.n_classes, seed, run,
+                on_round=lambda share, task=task, name=name: progress.update(  # type: ignore[misc]
+                    task, description=f"tuning {name}  {share:.0%}"
+                ),
+                checkpoint=folder / "checkpoints" / f"tuning-{name}.safetensors",
+            )  # fmt: skip
             tuned[name] = found.method
             progress.remove_task(task)
             if found.results:  # it has something to tune

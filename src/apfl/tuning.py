@@ -9,28 +9,27 @@ method with a ``grid`` chooses between the two normalisations that need nothing 
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from apfl.container import replacing
 from apfl.errors import InputError
-from apfl.federation import Method, Model, Shard
+from apfl.federation import Method, Model, Round, Shard
 from apfl.measure import client_accuracies
 from apfl.methods._alike import alike
 from apfl.methods._training import Training, stacked_rounds
 from apfl.partition import split
+from apfl.unfinished import Unfinished
 
 __all__ = ["ROUNDS", "Tuned", "grid", "hold_out", "own_axes", "trained", "tune", "tune_once"]
 
 ROUNDS = 50
-T = TypeVar("T")
 HELD_OUT = 0.2
 NORMALISE = ("root", "row")
 
@@ -78,20 +77,23 @@ def tune(
     seed: int,
     axes: Mapping[str, Sequence[Any]] | None = None,
     on_round: Callable[[float], None] | None = None,
+    unfinished: Unfinished | None = None,
 ) -> Tuned:
     """Try a grid on a held-out part of the clients' training rows; ties go to the first point.
 
-    ``on_round`` hears which share of the training is done, from 0 to 1.
+    ``on_round`` hears which share of the training is done, from 0 to 1; ``unfinished`` is where the grid was left.
     """
     points = grid(method, axes)
     if not points:
         return Tuned(method, [])
     fit, validation = hold_out(clients, seed)
     candidates: list[Any] = [replace(method, **point) for point in points]  # type: ignore[type-var]
-    results = [dict(point) for point in points]
-    for place, models in trained(candidates, fit, n_classes, seed, on_round):
-        accuracies = [each for each in client_accuracies(models, validation) if each is not None]
-        results[place]["accuracy_client_mean"] = float(np.mean(accuracies)) if accuracies else 0.0
+    unfinished = unfinished or Unfinished()
+    with unfinished.kept():
+        for place, models in trained(candidates, fit, n_classes, seed, on_round, unfinished):
+            accuracies = [each for each in client_accuracies(models, validation) if each is not None]
+            unfinished.judge(place, float(np.mean(accuracies)) if accuracies else 0.0)
+    results = [point | {"accuracy_client_mean": unfinished.judged[place]} for place, point in enumerate(points)]
     best = max(range(len(points)), key=lambda i: float(results[i]["accuracy_client_mean"]))
     return Tuned(candidates[best], results)
 
@@ -106,8 +108,13 @@ def tune_once(
     run: Any = None,
     axes: Mapping[str, Sequence[Any]] | None = None,
     on_round: Callable[[float], None] | None = None,
+    checkpoint: Path | None = None,
+    checkpoint_seconds: float = 60,
 ) -> Tuned:
-    """`tune`, unless ``path`` (JSON lines) has the result already; ``run`` says on what data. New results are added."""
+    """`tune`, unless ``path`` (JSON lines) has the result already; ``run`` says on what data. New results are added.
+
+    With ``checkpoint`` a grid that is stopped leaves that file, and the next call goes on from it.
+    """
     axes = own_axes(method) if axes is None else axes
     what = json.loads(json.dumps([name, asdict(method), seed, run, axes]))  # type: ignore[call-overload]
     lines = path.read_text().splitlines() if path.exists() else []
@@ -121,12 +128,14 @@ def tune_once(
             ) from error
         if same:
             return Tuned(replace(method, **chosen_before), results)  # type: ignore[type-var]
-    tuned = tune(method, clients, n_classes, seed, axes, on_round)
+    unfinished = Unfinished(checkpoint, what, checkpoint_seconds)
+    tuned = tune(method, clients, n_classes, seed, axes, on_round, unfinished)
     chosen = {key: getattr(tuned.method, key) for key in axes}
     if chosen:
         found = {"method": name, "chosen": chosen, "results": tuned.results, "run": what}
         with replacing(path) as temporary:
             temporary.write_text("".join(f"{line}\n" for line in [*lines, json.dumps(found)]))
+    unfinished.over()
     return tuned
 
 
@@ -136,37 +145,33 @@ def trained(
     n_classes: int,
     seed: int,
     on_round: Callable[[float], None] | None = None,
+    unfinished: Unfinished | None = None,
 ) -> Iterator[tuple[int, Sequence[Model]]]:
-    """The place and the final models of every candidate, as they are done.
+    """The place and the final models of every candidate that is not judged yet, as they are done.
 
     Gradient methods are trained side by side where they differ in nothing but settings that each head has for itself;
     a method that can work on several settings ``together`` does.
     """
+    tell, kept = on_round or (lambda share: None), unfinished or Unfinished()
     if isinstance(candidates[0], Training):
         short = [replace(each, n_rounds=min(each.n_rounds, ROUNDS)) for each in candidates]
         groups = alike(short, without=short[0].stacked)
         for n, places in enumerate(groups):
-            points = [short[place] for place in places]
-            last = _last(stacked_rounds(points, clients, n_classes, seed), points[0].n_rounds, n, len(groups), on_round)
-            yield from zip(places, (each.models for each in last), strict=True)
+            if not all(place in kept.judged for place in places):
+                points = [short[place] for place in places]
+                last: list[Round] = []  # and none before it: each has the models of every point
+                for last in stacked_rounds(points, clients, n_classes, seed, kept.state_of(places)):
+                    state = last[0].state or {}
+                    kept.reached(places, state)
+                    tell((n + int(state["progress"][0]) / points[0].n_rounds) / len(groups))
+                yield from zip(places, (each.models for each in last), strict=True)
     elif hasattr(candidates[0], "together"):
         for n, (place, each) in enumerate(candidates[0].together(candidates, clients, n_classes, seed), 1):
-            if on_round is not None:
-                on_round(n / len(candidates))
+            tell(n / len(candidates))
             yield place, each.models
     else:
         for place, each in enumerate(candidates):
-            yield place, _last(each.rounds(clients, n_classes, seed), 1, place, len(candidates), on_round).models
-
-
-def _last(rounds: Iterator[T], n_rounds: int, n: int, of: int, on_round: Callable[[float], None] | None) -> T:
-    """The last one, without holding on to those before it: each has the models of every grid point."""
-
-    def heard() -> Iterator[T]:
-        for t, each in enumerate(rounds, 1):
-            if on_round is not None:
-                on_round((n + min(1.0, t / n_rounds)) / of)
-            yield each
-
-    (last,) = deque(heard(), maxlen=1)
-    return last
+            if place not in kept.judged:
+                (*_, final) = each.rounds(clients, n_classes, seed)
+                tell((place + 1) / len(candidates))
+                yield place, final.models
