@@ -431,6 +431,22 @@ def test_a_trial_of_few_rounds_finetunes_no_longer_than_it_trains(tmp_path):
     assert tuple(longer.tune["finetune_epochs"]) == (3, 20, 100)
 
 
+def test_an_oracle_is_a_method_of_its_own_in_records(tmp_path, capsys):
+    plan, out = tmp_path / "plan.toml", tmp_path / "out"
+    plan.write_text(
+        "seeds = [0, 1]\n[protocol]\nn_clients = 3\n[methods.afl]\n[methods.apfl]\nd_primary = 32\noracle = true\n"
+    )
+    assert here("bench", plan, "--out", out, "--jobs", "1") == 0
+    found = {(record.method, record.seed): record for record in read_records(out)}
+    assert set(found) == {(name, seed) for name in ("afl", "apfl", "apfl_oracle") for seed in (0, 1)}
+    for seed in (0, 1):
+        assert found["apfl", seed].settings["beta"] == "auto"
+        assert found["apfl_oracle", seed].settings["beta"] != "auto"
+    capsys.readouterr()
+    assert here("rerun", next(out.glob("cells/apfl_oracle-*"))) == 0
+    assert "matched: apfl_oracle" in capsys.readouterr().out
+
+
 def test_a_methods_own_first_seed_tunes_it(tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text("[methods.ditto]\ntune = true\nseeds = [5, 6]\n[methods.fedavg]\ntune = true\n[methods.afl]\n")

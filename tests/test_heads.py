@@ -65,6 +65,25 @@ def test_blocks_on_threads_of_their_own_train_alike(monkeypatch) -> None:
     assert torch.get_num_threads() == 3
 
 
+def test_feddbes_consensus_is_of_all_clients() -> None:
+    """Before the first round everyone sends a running mean, also who is not sampled for it."""
+    method = load_method("feddbe", adapter=5, kappa=1.0, participation=0.5, batch=8)
+    stack = _stack.Stack([method], clusters([40, 25, 30, 20]), 4, 0)
+    assert len(stack.participants(0)) == 2
+    state, running, former = method.start(stack), [], stack.mean
+    assert stack.bytes_up == 4 * 5 * state["consensus"]["mean"].element_size()
+
+    def spy(params, *arguments, **options):
+        running.append(params["mean"])
+        return former(params, *arguments, **options)
+
+    stack.mean = spy  # type: ignore[method-assign]
+    again = method.start(stack)
+    weights = torch.tensor(stack.sizes, dtype=torch.float64) / sum(stack.sizes)
+    expected = torch.einsum("k,kij->ij", weights, running[0].double())
+    torch.testing.assert_close(again["consensus"]["mean"][0].double(), expected, rtol=1e-9, atol=1e-12)
+
+
 def test_adapter_gradient_is_autograd() -> None:
     """Head, offset and adapter after one step on all rows, against the chain rule as torch applies it."""
     (shard,) = clusters([24])

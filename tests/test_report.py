@@ -209,6 +209,49 @@ def test_defaults_are_ours_among_variants():
     assert len(found.differences) == 2
 
 
+def test_settings_found_on_test_rows_do_not_compete():
+    """One row over seeds whatever they were, no place, no part in Holm, and never the best of the others."""
+    own = {"gamma": "auto", "beta": "auto", "balance": "auto", "tau": "auto", "d_primary": 64}
+    apfl = [record("apfl", seed, [0.8, 0.7, 0.9, 0.8], settings=own) for seed in (0, 1)]
+    oracle = [
+        record("apfl_oracle", seed, [0.99] * 4, settings=own | {"gamma": 1.0 + seed, "beta": 2.0 * seed})
+        for seed in (0, 1)
+    ]
+    ditto = [record("ditto", seed, [0.7, 0.6, 0.9, 0.7]) for seed in (0, 1)]
+    found = results(gather([*apfl, *oracle, *ditto]))
+    assert {row.label: found.cells[row, found.columns[0]].place for row in found.rows} == {
+        "apfl_oracle": 0, "apfl": 1, "ditto": 2,
+    }  # fmt: skip
+    assert {row.label for row, _ in found.differences} == {"ditto"}
+    assert "ahead of the only other method (80.0 %, ditto 72.5 %" in summary(found)[0]
+    assert "on the test rows, for each seed: apfl_oracle. It does not compete." in markdown(found)
+
+
+def test_a_gap_is_told_on_the_seeds_of_its_interval():
+    apfl = [record("apfl", seed, [a, a]) for seed, a in ((0, 0.8), (1, 0.8), (2, 0.2))]
+    ditto = [record("ditto", seed, [0.7, 0.7]) for seed in (0, 1)]
+    (line,) = summary(results(gather([*apfl, *ditto])))
+    assert "apfl is 10.0 points ahead of" in line
+    assert "on the 2 seeds both have" in line
+
+
+def test_a_client_without_test_rows_in_one_seed_keeps_its_place():
+    """Clients that are the same in all seeds are drawn with all their seeds, also past one that has a gap."""
+    given = {"partition": "given", "alpha": None, "protocol": {"partition": "given", "n_clients": None}}
+    full, gap = [1.0, 0.0, 0.0, 0.0, 1.0], [None, 0.0, 0.0, 0.0, 1.0]
+    apfl = [record("apfl", seed, each, **given) for seed, each in enumerate((full, gap))]
+    zeros = [[None if a is None else 0.0 for a in each] for each in (full, gap)]
+    others = [record("afl", seed, each, **given) for seed, each in enumerate(zeros)]
+    found = results(gather([*apfl, *others]))
+    (difference,) = found.differences.values()
+    by_hand = paired_bootstrap(
+        [pairs(full, np.zeros(5)), pairs([0, 0, 0, 0, 1.0], np.zeros(5), [0, 1, 1, 1, 1])], same_clients=True
+    )
+    assert (difference.value, difference.low, difference.high) == (by_hand.value, by_hand.low, by_hand.high)
+    assert difference.value == pytest.approx((0.4 + 0.25) / 2)
+    assert difference.n_clients == 9
+
+
 def test_behind_is_said():
     lines = summary(results(gather([record("apfl", accuracies=[0.6, 0.5]), record("ditto", accuracies=[0.9, 0.8])])))
     assert "30.0 points BEHIND" in lines[0]
@@ -227,6 +270,9 @@ def test_published_values_are_the_papers():
     assert published(Row("apfl_paper", {"balance": 0.0}), column(50, 1.0)) == pytest.approx(0.5497)  # primary alone
     assert published(Row("apfl_paper", {"beta": 0.5}), column(50, 0.5)) is None
     assert published(Row("apfl", {}), column(50, 0.1)) is None
+    assert published(Row("apfl_paper", {"tuned": "beta+normalise"}), column(50, 0.1)) == pytest.approx(0.8072)
+    narrow = [record("apfl_paper", settings={"d_primary": 64, "d_refinement": 1024})]
+    assert published(Row("apfl_paper", {}), column(50, 0.1), narrow) is None
     assert published(Row("afl", {}), column(50, 0.2)) is None
     assert published(Row("afl", {}), column(50, 0.1, "imagenet-resnet.npz")) is None
     assert published(Row("afl", {}), column(50, 0.1, partition="iid")) is None

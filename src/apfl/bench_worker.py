@@ -98,8 +98,9 @@ class _Bench:
             checkpoint_seconds=self.setting.checkpoint_seconds,
         )  # fmt: skip
         record = replace(
-            record, source=dict(self.setting.source), tuning={} if tuned is None else _account(cell, tuned)
-        )
+            record, method=cell.row, source=dict(self.setting.source),
+            tuning={} if tuned is None else _account(cell, tuned),
+        )  # fmt: skip
         _keep(record, folder / "cells" / f"{job.key}.json")
         checkpoint.unlink(missing_ok=True)
         return record.accuracy_client_mean

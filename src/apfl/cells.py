@@ -46,11 +46,15 @@ class Cell:
         return f"{self.label}-{_digest([self._what(data, device), self.tune, self.tuning_seed])}"
 
     @property
+    def row(self) -> str:
+        """What it is called in records: settings found on test rows are not the method's own."""
+        return f"{self.name}_oracle" if self.oracle else self.name
+
+    @property
     def label(self) -> str:
         """Method and federation in a few characters."""
         spread = f"-{self.protocol.alpha:g}" if self.protocol.partition.startswith("dirichlet") else ""
-        name = f"{self.name}_oracle" if self.oracle else self.name
-        return f"{name}-{self.protocol.n_clients or 'given'}-{self.protocol.partition}{spread}"
+        return f"{self.row}-{self.protocol.n_clients or 'given'}-{self.protocol.partition}{spread}"
 
     def _what(self, data: str | None, device: str) -> list[Any]:
         return [data, device, self.threads, self.name, asdict(self.method), asdict(self.protocol)]  # type: ignore[call-overload]

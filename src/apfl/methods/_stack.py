@@ -101,12 +101,14 @@ class Stack:
         there = set(sampled[stays].tolist())
         return [place for place in self.everyone if self.order[place] in there]
 
-    def mean(self, params: Mapping[str, Tensor], t: int, weights: Tensor | None = None) -> Params:
+    def mean(
+        self, params: Mapping[str, Tensor], t: int, weights: Tensor | None = None, *, everyone: bool = False
+    ) -> Params:
         """The server's mean over those who took part, by their rows unless ``weights`` (heads,) are given.
 
         This is the exchange: they send the parameters up, and the mean goes down to everyone.
         """
-        there, n_points = self.participants(t), len(self.points)
+        there, n_points = list(self.everyone) if everyone else self.participants(t), len(self.points)
         given = self.features.new_tensor(self.sizes).repeat_interleave(n_points) if weights is None else weights
         taking = torch.zeros_like(given).view(-1, n_points)
         taking[there] = given.view(-1, n_points)[there]

@@ -47,7 +47,7 @@ class FedDBE(Training):
             # The initialisation period: train once without offsets, for the running means alone.
             running = offsets["offset"].clone()
             stack.train(stack.spread(initial), 0, everyone=True, penalty=_track(stack, running, None))
-            state["consensus"] = stack.mean({"mean": running}, 0)
+            state["consensus"] = stack.mean({"mean": running}, 0, everyone=True)
         return state
 
     def advance(self, stack: Stack, state: State, t: int) -> State:

@@ -70,7 +70,8 @@ def paired_bootstrap(
     tiny = 1e-12  # accuracies are ratios of small integers: what is below is rounding
     side = min((draws <= tiny).sum(), (draws >= -tiny).sum())
     p = min(1.0, 2 * float(side + 1) / (n_draws + 1))
-    return Difference(value, float(low), float(high), p, len(seeds), sum(len(pairs.ours) for pairs in seeds))
+    n_clients = sum(int((pairs.weights > 0).sum()) for pairs in seeds)
+    return Difference(value, float(low), float(high), p, len(seeds), n_clients)
 
 
 @lru_cache(maxsize=8)  # all opponents in one federation are judged on the same draws

@@ -19,6 +19,8 @@ from apfl.methods import load_method, method_names
 
 __all__ = ["Column", "Row", "Sheet", "gather", "read"]
 
+ORACLE = ("gamma", "beta", "balance", "tau")  # what `apfl.oracle` looks for
+
 
 @dataclass(frozen=True, eq=False)
 class Column:
@@ -43,6 +45,11 @@ class Row:
     method: str
     differs: Mapping[str, Any]  # the settings that tell it from the method's other rows; none if it has one row
     defaults: bool = False  # whether it is the one of several rows that has the method's own settings
+
+    @property
+    def competes(self) -> bool:
+        """Not if its settings were found on the test rows."""
+        return not self.method.endswith("_oracle")
 
     @property
     def label(self) -> str:
@@ -121,9 +128,11 @@ def _run(record: Record) -> tuple[Any, ...]:
 
 
 def _told(record: Record) -> dict[str, Any]:
-    """What makes two records of a method alike: settings, but for those that were tuned, of which the names count."""
+    """What makes two records of a method alike: settings, but for those that were tuned, of which the names count, and
+    those that an oracle found for each seed."""
     tuned = sorted(record.tuning.get("axes", {}))
-    plain = {name: value for name, value in record.settings.items() if name not in tuned}
+    found = ORACLE if record.method.endswith("_oracle") else ()
+    plain = {name: value for name, value in record.settings.items() if name not in (*tuned, *found)}
     return plain | ({"tuned": "+".join(tuned)} if tuned else {})
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from apfl.measure import Record
 from apfl.report.gather import Column, Row
 
 __all__ = ["SOURCE", "published"]
@@ -24,10 +26,11 @@ def _tables() -> dict[str, Any]:
 SOURCE: str = _tables()["source"]
 
 
-def published(row: Row, column: Column) -> float | None:
+def published(row: Row, column: Column, records: Sequence[Record] = ()) -> float | None:
     """The paper's accuracy as a fraction; None where there is none.
 
-    A row that is one balance of several is looked up in Table 2, any other in Table 1.
+    A row that is one balance of several is looked up in Table 2, any other in Table 1: a method's only row, or the
+    tuned one of several. ``records`` are the row's; of another width than the paper's they are not its method.
     """
     tables = _tables()
     dataset = next((name for name, spelt in NAMES.items() if re.search(spelt, column.data.lower())), None)
@@ -35,9 +38,13 @@ def published(row: Row, column: Column) -> float | None:
     if dataset is None or not known or column.alpha not in tables["alphas"]:
         return None
     alpha = tables["alphas"].index(column.alpha)
-    if set(row.differs) - {"balance"}:
+    widths = {record.settings.get(name) for record in records for name in ("d_primary", "d_refinement")}
+    if row.method == "apfl_paper" and widths - {tables["width"]}:
+        return None
+    tuned = "tuned" in row.differs
+    if not tuned and set(row.differs) - {"balance"}:
         return None  # some other variant than the paper's
-    if row.differs:
+    if row.differs and not tuned:
         balances = tables["table2"]["balances"]
         if row.method == "apfl_paper" and column.n_clients == 50 and row.differs["balance"] == 0:
             return float(tables["table2"]["primary"][dataset][alpha]) / 100  # the primary stream alone

@@ -124,10 +124,12 @@ def results(sheet: Sheet, metric: str = "accuracy_client_mean", against: str | N
     for column in sheet.columns:
         own = {row: _cell(records, what) for row, records in sheet.records(column).items()}
         here = {row: cell for row, cell in own.items() if cell is not None}
-        levels = sorted({_rounded(cell.mean) for cell in here.values()}, reverse=what.higher_is_better)[:2]
+        ranked = {row: cell for row, cell in here.items() if row.competes}
+        levels = sorted({_rounded(cell.mean) for cell in ranked.values()}, reverse=what.higher_is_better)[:2]
         for row, cell in here.items():
-            place = levels.index(_rounded(cell.mean)) + 1 if _rounded(cell.mean) in levels and len(here) > 1 else 0
-            paper = published(row, column) if metric == "accuracy_client_mean" else None
+            best = row in ranked and len(ranked) > 1 and _rounded(cell.mean) in levels
+            place = levels.index(_rounded(cell.mean)) + 1 if best else 0
+            paper = published(row, column, sheet.cells[row, column]) if metric == "accuracy_client_mean" else None
             cells[row, column] = replace(cell, place=place, published=paper)
     ours, why = _ours(sheet, against)
     differences: dict[tuple[Row, Column], Difference] = {}
@@ -189,15 +191,21 @@ def _differences(sheet: Sheet, ours: Row, column: Column, weighted: bool) -> dic
         return {}
     found: dict[Row, Difference] = {}
     for row, theirs in by_row.items():
-        pairs = _pairs(by_row[ours], theirs, weighted)
-        if row is not ours and pairs:
-            found[row] = paired_bootstrap(pairs, same_clients=column.partition == "given")
+        if row is ours or not row.competes:
+            continue
+        same = column.partition == "given"
+        pairs = _pairs(by_row[ours], theirs, weighted, same)
+        if pairs:
+            found[row] = paired_bootstrap(pairs, same_clients=same)
     adjusted = holm([each.p for each in found.values()])
     return {(row, column): replace(each, p_holm=p) for (row, each), p in zip(found.items(), adjusted, strict=True)}
 
 
-def _pairs(ours: Sequence[Record], theirs: Sequence[Record], weighted: bool) -> list[Pairs]:
-    """The seeds both have. The same seed deals out the same clients, which is checked."""
+def _pairs(ours: Sequence[Record], theirs: Sequence[Record], weighted: bool, same_clients: bool) -> list[Pairs]:
+    """The seeds both have. The same seed deals out the same clients, which is checked.
+
+    A client without test rows is left out; where clients are the same in all seeds it keeps its place, without weight.
+    """
     by_seed = {record.seed: record for record in theirs}
     pairs = []
     for own in ours:
@@ -209,11 +217,12 @@ def _pairs(ours: Sequence[Record], theirs: Sequence[Record], weighted: bool) -> 
                 f"{own.method} and {other.method} with seed {own.seed} on {own.data} have different clients, so they "
                 "cannot be compared client by client: the rows were dealt out by different versions; run one again"
             )
-        known = [
-            (a, b, n if weighted else 1.0)
+        every = [
+            (0.0, 0.0, 0.0) if a is None or b is None else (a, b, n if weighted else 1.0)
             for a, b, n in zip(own.client_accuracies, other.client_accuracies, own.n_test, strict=True)
-            if a is not None and b is not None
         ]
+        known = [each for each in every if each[2]]
         if len(known) > 1:
-            pairs.append(Pairs(*(np.array(each, dtype=float) for each in zip(*known, strict=True))))
+            taken = every if same_clients else known
+            pairs.append(Pairs(*(np.array(each, dtype=float) for each in zip(*taken, strict=True))))
     return pairs

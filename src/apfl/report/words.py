@@ -20,7 +20,7 @@ def summary(results: Results) -> list[str]:
         return told
     rivals = {column: _best_other(results, ours, column) for column in results.columns}
     margins = [
-        _sign(results) * (results.cells[ours, column].mean - results.cells[rival, column].mean)
+        _sign(results) * _gap(results, ours, rival, column)
         for column, rival in rivals.items()
         if rival is not None and (ours, column) in results.cells
     ]
@@ -36,11 +36,7 @@ def summary(results: Results) -> list[str]:
 
 def _how_many(results: Results, ours: Row) -> str:
     """How many others there are to be ahead of."""
-    here = [
-        sum((row, c) in results.cells for row in results.rows) - 1
-        for c in results.columns
-        if (ours, c) in results.cells
-    ]
+    here = [len(_others(results, ours, c)) for c in results.columns if (ours, c) in results.cells]
     few, many = min(here), max(here)
     return f"There are {few} others in each" if few == many else f"There are {few} to {many} others in each"
 
@@ -49,9 +45,22 @@ def _sign(results: Results) -> int:
     return 1 if results.metric.higher_is_better else -1
 
 
+def _others(results: Results, ours: Row, column: Column) -> list[Row]:
+    return [row for row in results.rows if row is not ours and row.competes and (row, column) in results.cells]
+
+
+def _gap(results: Results, ours: Row, rival: Row, column: Column) -> float:
+    """Ours minus the rival's: on the seeds both have, where that is known, as the interval beside it is."""
+    difference = results.differences.get((rival, column))
+    if difference is not None:
+        return difference.value
+    return results.cells[ours, column].mean - results.cells[rival, column].mean
+
+
 def _best_other(results: Results, ours: Row, column: Column) -> Row | None:
-    others = [row for row in results.rows if row is not ours and (row, column) in results.cells]
-    return max(others, key=lambda row: _sign(results) * results.cells[row, column].mean, default=None)
+    return max(
+        _others(results, ours, column), key=lambda row: _sign(results) * results.cells[row, column].mean, default=None
+    )
 
 
 def _standing(results: Results, ours: Row, column: Column) -> str | None:
@@ -60,7 +69,7 @@ def _standing(results: Results, ours: Row, column: Column) -> str | None:
         return None
     own, theirs = results.cells[ours, column], results.cells[rival, column]
     write = results.metric.write
-    gap = 100 * (own.mean - theirs.mean)
+    gap = 100 * _gap(results, ours, rival, column)
     where = f"{write(own.mean)} %, {rival.label} {write(theirs.mean)} %"
     standing = "level with" if abs(gap) < 1e-9 else f"{abs(gap):.1f} points {'ahead of' if gap > 0 else 'BEHIND'}"
     difference = results.differences.get((rival, column))
@@ -73,13 +82,13 @@ def _standing(results: Results, ours: Row, column: Column) -> str | None:
             f"Holm {p_text(difference.p_holm)}: {verdict}{common}"
         )
     about = f"{where}; {_seeds(len(own.seeds))}{how_sure}"
-    n = sum((row, column) in results.cells for row in results.rows) - 1
+    n = len(_others(results, ours, column))
     rivals = "the only other method" if n == 1 else f"the best of {n} others"
     return f"{column.label}: {ours.label} is {standing} {rivals} ({about})."
 
 
 def _leader(results: Results, column: Column) -> str:
-    here = [row for row in results.rows if (row, column) in results.cells]
+    here = [row for row in results.rows if row.competes and (row, column) in results.cells]
     best = max(here, key=lambda row: _sign(results) * results.cells[row, column].mean, default=None)
     if best is None:
         return f"{column.label}: nothing was measured."
@@ -115,6 +124,11 @@ def notes(results: Results, marks: tuple[str, str], source: str) -> list[str]:
     if results.has_published:
         lines.append(
             f"In brackets, the paper's value: {source}. Another backbone than ours: it compares methods, not numbers."
+        )
+    oracles = [row.label for row in results.rows if not row.competes]
+    if oracles:
+        lines.append(
+            f"Settings that are best on the test rows, for each seed: {', '.join(oracles)}. It does not compete."
         )
     tuned = [row.label for row in results.rows if results.sheet.tuned(row)]
     if tuned:
