@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from apfl.errors import InputError
-from apfl.federation import Shard
+from apfl.federation import Model, Round, Shard
 from apfl.maps import FeatureMap, random_map
 from apfl.memory import check_width
 from apfl.normalise import Normaliser, moments, normaliser
@@ -44,6 +45,14 @@ def stream_maps(
 def moments_bytes(how: str, n_features: int) -> int:
     """What the moments weigh, one way: count, sums and squares."""
     return 8 * (2 * n_features + 1) if how == "standardise" else 0
+
+
+def one_exchange(models: Sequence[Model], how: str, n_features: int, *, up: int, down: int, **more: Any) -> Round:
+    """The round of a method that needs one exchange of so many bytes for each client; before it the moments, where the
+    normalisation sums them."""
+    prelude = moments_bytes(how, n_features)
+    total_up, total_down = len(models) * (up + prelude), len(models) * (down + prelude)
+    return Round(models, index=2 if prelude else 1, bytes_up=total_up, bytes_down=total_down, **more)
 
 
 def mapped_and_summed(

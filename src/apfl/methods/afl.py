@@ -21,7 +21,7 @@ from apfl.errors import InputError
 from apfl.exchange import message_bytes, nbytes
 from apfl.federation import Round, Shard
 from apfl.maps import raw_map
-from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
+from apfl.methods._primary import mapped_and_summed, one_exchange, shared_normaliser
 from apfl.normalise import Normalise
 from apfl.ridge import Statistics, factorise
 from apfl.streams import DualStream
@@ -43,14 +43,11 @@ class AFL:
         _, summed = mapped_and_summed(clients, n_classes, normalise, feature_map)
         ridge, factor = smallest_ridge(summed)
         head = torch.cholesky_solve(summed.crosscorrelation, factor)
-        prelude = moments_bytes(self.normalise, n_features)
-        yield Round(
-            [DualStream(feature_map, head, normaliser=normalise)] * len(clients),
-            index=2 if prelude else 1,
-            bytes_up=len(clients) * (message_bytes(n_features, n_classes) + prelude),
-            bytes_down=len(clients) * (nbytes({"head": head}) + prelude),
+        yield one_exchange(
+            [DualStream(feature_map, head, normaliser=normalise)] * len(clients), self.normalise, n_features,
+            up=message_bytes(n_features, n_classes), down=nbytes({"head": head}),
             chosen={"ridge": ridge},
-        )
+        )  # fmt: skip
 
 
 def smallest_ridge(stats: Statistics) -> tuple[float, torch.Tensor]:

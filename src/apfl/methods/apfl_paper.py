@@ -22,7 +22,7 @@ from apfl.exchange import message_bytes, nbytes
 from apfl.federation import Round, Shard
 from apfl.maps import Activation
 from apfl.methods._alike import alike
-from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser, stream_maps
+from apfl.methods._primary import mapped_and_summed, one_exchange, shared_normaliser, stream_maps
 from apfl.normalise import Normalise
 from apfl.ridge import one_hot, solve
 from apfl.streams import DualStream, fit_refinement
@@ -91,7 +91,6 @@ class _Fitted:
         refinements = over_clients(
             lambda k: self.refinement(self.clients[k], self.phis[k], beta), range(len(self.clients)), features.device
         )
-        prelude = moments_bytes(self.method.normalise, features.shape[1])
         for point in points:
 
             def admit(late: Sequence[Shard], balance: float = point.balance) -> list[DualStream]:
@@ -99,10 +98,8 @@ class _Fitted:
                 own = [self.refinement(shard, phi, beta) for shard, phi in zip(late, phis, strict=True)]
                 return [self.model(each, balance) for each in own]
 
-            yield Round(
-                [self.model(each, point.balance) for each in refinements],
-                index=2 if prelude else 1,
-                bytes_up=len(self.clients) * (message_bytes(self.width, self.n_classes) + prelude),
-                bytes_down=len(self.clients) * (nbytes({"primary": self.primary}) + prelude),
+            yield one_exchange(
+                [self.model(each, point.balance) for each in refinements], self.method.normalise, features.shape[1],
+                up=message_bytes(self.width, self.n_classes), down=nbytes({"primary": self.primary}),
                 admit=admit,
-            )
+            )  # fmt: skip

@@ -18,7 +18,7 @@ from apfl.exchange import message_bytes, nbytes
 from apfl.federation import Round, Shard
 from apfl.heads import LinearHead
 from apfl.maps import raw_map
-from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
+from apfl.methods._primary import mapped_and_summed, one_exchange, shared_normaliser
 from apfl.normalise import Normalise
 from apfl.ridge import solve
 
@@ -40,10 +40,7 @@ class Fed3R:
         head = solve(summed, self.gamma)  # (l + 1, c)
         length = head[:-1].norm(dim=0).clamp_min(1e-6)
         bias = (head[-1] / length).masked_fill(summed.class_counts == 0, -math.inf)  # nobody has such a class
-        prelude = moments_bytes(self.normalise, width)
-        yield Round(
-            [LinearHead(head[:-1] / length, bias, normaliser=normalise)] * len(clients),
-            index=2 if prelude else 1,
-            bytes_up=len(clients) * (message_bytes(width + 1, n_classes) + prelude),
-            bytes_down=len(clients) * (nbytes({"head": head}) + prelude),
-        )
+        yield one_exchange(
+            [LinearHead(head[:-1] / length, bias, normaliser=normalise)] * len(clients), self.normalise, width,
+            up=message_bytes(width + 1, n_classes), down=nbytes({"head": head}),
+        )  # fmt: skip

@@ -15,11 +15,12 @@ from pydantic import Field
 from torch import Tensor
 
 from apfl.methods._stack import Stack
-from apfl.methods._training import RATES, State, Training
+from apfl.methods._training import RATES, State
+from apfl.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class FedAvgFT(Training):
+class FedAvgFT(FedAvg):
     """FedAvg, then some epochs of fine-tuning on the client's own rows."""
 
     finetune_epochs: Annotated[int, Field(ge=0)] = 20
@@ -28,13 +29,6 @@ class FedAvgFT(Training):
     admits: ClassVar[bool] = True
     stacked: ClassVar[frozenset[str]] = frozenset({"finetune_epochs", "lr"})
     grid: ClassVar[Mapping[str, Any]] = {"lr": RATES, "finetune_epochs": (3, 20, 100)}
-
-    def start(self, stack: Stack) -> State:
-        return {"global": stack.initial()}
-
-    def advance(self, stack: Stack, state: State, t: int) -> State:
-        local = stack.train(stack.spread(state["global"]), t)
-        return {"global": stack.mean(local, t)}
 
     def heads(self, stack: Stack, state: State, t: int) -> Mapping[str, Tensor]:
         return finetuned(stack, state, t) if t == self.n_rounds else state["global"]

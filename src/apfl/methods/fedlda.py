@@ -21,7 +21,7 @@ from apfl.exchange import message_bytes, nbytes
 from apfl.federation import Round, Shard
 from apfl.heads import LinearHead
 from apfl.maps import raw_map
-from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
+from apfl.methods._primary import mapped_and_summed, one_exchange, shared_normaliser
 from apfl.normalise import Normalise
 
 
@@ -47,10 +47,7 @@ class FedLDA:
         shrunk.diagonal().add_(self.shrinkage * scale)
         weight = torch.cholesky_solve(means, torch.linalg.cholesky(shrunk))
         bias = (counts.log() - (means * weight).sum(0) / 2).masked_fill(counts == 0, -math.inf)
-        prelude = moments_bytes(self.normalise, width)
-        yield Round(
-            [LinearHead(weight, bias, normaliser=normalise)] * len(clients),
-            index=2 if prelude else 1,
-            bytes_up=len(clients) * (message_bytes(width, n_classes) + prelude),
-            bytes_down=len(clients) * (nbytes({"weight": weight, "bias": bias}) + prelude),
-        )
+        yield one_exchange(
+            [LinearHead(weight, bias, normaliser=normalise)] * len(clients), self.normalise, width,
+            up=message_bytes(width, n_classes), down=nbytes({"weight": weight, "bias": bias}),
+        )  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 from apfl.exchange import nbytes
 from apfl.federation import Round, Shard
 from apfl.heads import LinearHead
-from apfl.methods._primary import moments_bytes, shared_normaliser
+from apfl.methods._primary import one_exchange, shared_normaliser
 from apfl.normalise import Normalise
 from apfl.ridge import one_hot
 
@@ -40,10 +40,7 @@ class FedNCM:
         counts = torch.stack([own for _, own in uploads]).sum(0)
         means = sums / counts.clamp_min(1)
         bias = (means.square().sum(0) / -2).masked_fill(counts == 0, -math.inf)
-        prelude = moments_bytes(self.normalise, clients[0].features.shape[1])
-        yield Round(
-            [LinearHead(means, bias, normaliser=normalise)] * len(clients),
-            index=2 if prelude else 1,
-            bytes_up=len(clients) * (nbytes({"sums": sums, "counts": counts}) + prelude),
-            bytes_down=len(clients) * (nbytes({"means": means, "bias": bias}) + prelude),
-        )
+        yield one_exchange(
+            [LinearHead(means, bias, normaliser=normalise)] * len(clients), self.normalise, len(means),
+            up=nbytes({"sums": sums, "counts": counts}), down=nbytes({"means": means, "bias": bias}),
+        )  # fmt: skip

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
-from apfl.methods._heads import Params, proximal
+from apfl.methods._heads import proximal
 from apfl.methods._stack import Stack
-from apfl.methods._training import RATES, State, Training
+from apfl.methods._training import RATES, State
+from apfl.methods.fedavg import FedAvg
 
 MU = (0.001, 0.01, 0.1)
 
 
 @dataclass(frozen=True)
-class FedProx(Training):
+class FedProx(FedAvg):
     """FedAvg with a proximal term: one head for everyone, nothing personal."""
 
     mu: Annotated[float, Field(ge=0)] = 0.01
@@ -30,18 +30,7 @@ class FedProx(Training):
     stacked: ClassVar[frozenset[str]] = frozenset({"lr", "mu"})
     grid: ClassVar[Mapping[str, Any]] = {"lr": RATES, "mu": MU}
 
-    def start(self, stack: Stack) -> State:
-        return {"global": stack.initial()}
-
     def advance(self, stack: Stack, state: State, t: int) -> State:
-        return {"global": proximal_round(stack, state["global"], t)}
-
-    def heads(self, stack: Stack, state: State, t: int) -> Mapping[str, Tensor]:
-        return state["global"]
-
-
-def proximal_round(stack: Stack, shared: Params, t: int) -> Params:
-    """One round: trained under the proximal term, then averaged."""
-    received = stack.spread(shared)
-    local = stack.train(received, t, proximal(received, stack.value("lr") * stack.value("mu")))
-    return stack.mean(local, t)
+        received = stack.spread(state["global"])
+        local = stack.train(received, t, proximal(received, stack.value("lr") * stack.value("mu")))
+        return {"global": stack.mean(local, t)}

@@ -20,7 +20,7 @@ from apfl.exchange import message_bytes, nbytes
 from apfl.federation import Round, Shard
 from apfl.heads import LinearHead
 from apfl.maps import Activation, random_map
-from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
+from apfl.methods._primary import mapped_and_summed, one_exchange, shared_normaliser
 from apfl.normalise import Normalise
 from apfl.ridge import solve
 
@@ -48,10 +48,7 @@ class OLL:
             bias = torch.full((n_classes,), -math.inf, dtype=primary.dtype, device=primary.device)
             bias[shard.labels] = 0
             models.append(LinearHead(primary, bias, feature_map=feature_map, normaliser=normalise))
-        prelude = moments_bytes(self.normalise, features.shape[1])
-        yield Round(
-            models,
-            index=2 if prelude else 1,
-            bytes_up=len(clients) * (message_bytes(summed.width, n_classes) + prelude),
-            bytes_down=len(clients) * (nbytes({"primary": primary}) + prelude),
-        )
+        yield one_exchange(
+            models, self.normalise, features.shape[1],
+            up=message_bytes(summed.width, n_classes), down=nbytes({"primary": primary}),
+        )  # fmt: skip

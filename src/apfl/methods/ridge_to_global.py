@@ -17,7 +17,7 @@ from pydantic import Field
 from apfl.exchange import message_bytes, nbytes
 from apfl.federation import Round, Shard
 from apfl.maps import Activation, random_map
-from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser
+from apfl.methods._primary import mapped_and_summed, one_exchange, shared_normaliser
 from apfl.normalise import Normalise
 from apfl.ridge import one_hot, solve
 from apfl.streams import DualStream, fit_refinement
@@ -49,10 +49,7 @@ class RidgeToGlobal:
             own = primary + fit_refinement(phis[k], residual, self.beta)
             return DualStream(feature_map, own, normaliser=normalise)
 
-        prelude = moments_bytes(self.normalise, features.shape[1])
-        yield Round(
-            over_clients(personal, range(len(clients)), features.device),
-            index=2 if prelude else 1,
-            bytes_up=len(clients) * (message_bytes(summed.width, n_classes) + prelude),
-            bytes_down=len(clients) * (nbytes({"primary": primary}) + prelude),
-        )
+        yield one_exchange(
+            over_clients(personal, range(len(clients)), features.device), self.normalise, features.shape[1],
+            up=message_bytes(summed.width, n_classes), down=nbytes({"primary": primary}),
+        )  # fmt: skip
