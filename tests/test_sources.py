@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 
@@ -97,6 +98,33 @@ def test_an_npy_has_its_labels_beside_it(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.stack([pixels(i) for i in range(5)]))
     samples = images(tmp_path / "x.npy")
     np.testing.assert_array_equal(np.asarray(samples.decode(samples.fetch(3))), pixels(3))
+
+
+@pytest.mark.parametrize("name", ["x.labels.npy", "labels.npy"])
+@pytest.mark.parametrize("values", [np.ones((5, 3), np.float32), np.stack([pixels(i) for i in range(5)])])
+def test_an_npy_with_other_labels_is_other_data(tmp_path: Path, name: str, values: np.ndarray) -> None:
+    def identity() -> str | None:
+        opened = open_source(str(tmp_path / "x.npy"))
+        return opened.revision if isinstance(opened, Samples) else opened.sha256
+
+    np.save(tmp_path / "x.npy", values)
+    np.save(tmp_path / name, np.array([1, 0, 1, 0, 0]))
+    before = identity()
+    assert identity() == before
+    np.save(tmp_path / name, np.array([1, 0, 1, 0, 1]))
+    assert identity() != before
+    np.save(tmp_path / name, np.array([1, 0, 1, 0, 0]))
+    assert identity() == before
+    np.save(tmp_path / "x.npy", values + values)
+    assert identity() != before
+
+
+def test_the_identity_of_one_file_is_its_hash(tmp_path: Path) -> None:
+    file = tmp_path / "a.npz"
+    np.savez(file, features=np.ones((2, 3)), labels=np.arange(2))
+    assert load_dataset(str(file)).sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    np.savez(file, images=np.stack([pixels(0), pixels(1)]), labels=np.arange(2))
+    assert images(file).revision == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def table(tmp_path: Path, kind: str) -> tuple[Path, np.ndarray]:

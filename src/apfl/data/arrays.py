@@ -23,9 +23,10 @@ def load(path: str | Path) -> Samples:
     return _samples(path, shape, dtype, fetch, arrays)
 
 
-def load_npy(path: str | Path, images: np.ndarray, labels: np.ndarray) -> Samples:
-    """The images of an ``.npy`` that is mapped, not read."""
-    return _samples(Path(path), images.shape, images.dtype, lambda row: np.array(images[row]), {"labels": labels})
+def load_npy(path: str | Path, images: np.ndarray, labels: np.ndarray, *beside: Path) -> Samples:
+    """The images of an ``.npy`` that is mapped, not read; what else they were read from is ``beside`` it."""
+    path, found = Path(path), {"labels": labels}
+    return _samples(path, images.shape, images.dtype, lambda row: np.array(images[row]), found, *beside)
 
 
 def _samples(
@@ -34,6 +35,7 @@ def _samples(
     dtype: np.dtype,
     fetch: Callable[[int], np.ndarray],
     arrays: dict[str, np.ndarray],
+    *beside: Path,
 ) -> Samples:
     if dtype != np.uint8 or not (len(shape) == 3 or (len(shape) == 4 and shape[3] == 3)) or 0 in shape:
         raise InputError(
@@ -45,7 +47,7 @@ def _samples(
     return Samples(
         name=path.name,
         kind="images",
-        revision=file_sha256(path),
+        revision=file_sha256(path, *beside),
         labels=labels,
         class_names=names,
         fetch=fetch,

@@ -51,8 +51,8 @@ def load_npy(path: str | Path) -> Dataset | Samples:
         raise InputError(f"{path} holds no labels; put them beside it, as {beside[0].name} or {beside[1].name}")
     values, classes = _read_npy(path), _read_npy(labels)
     if values.ndim > 2:
-        return arrays.load_npy(path, values, classes)
-    return from_arrays(path, {"features": values, "labels": classes})
+        return arrays.load_npy(path, values, classes, labels)
+    return from_arrays(path, {"features": values, "labels": classes}, labels)
 
 
 def _read_npy(path: Path) -> np.ndarray:
