@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -57,13 +58,19 @@ def _samples(
     )
 
 
+def npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether it is stored column by column, and type of the array that ``stream`` is at the beginning of."""
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(stream)
+    return shape, fortran, dtype
+
+
 def _zipped_rows(path: Path, member: str) -> tuple[tuple[int, ...], np.dtype, Callable[[int], np.ndarray]]:
     """Shape, type and a reader of an array's rows, which unpacks no more of the file than it is asked for."""
     try:
         stream = zipfile.ZipFile(path).open(member)  # noqa: SIM115 (open as long as `fetch` lives)
-        version = np.lib.format.read_magic(stream)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read_header(stream)
+        shape, fortran, dtype = npy_header(stream)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} cannot be read as .npz ({error})") from error
     if fortran:

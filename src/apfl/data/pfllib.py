@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from apfl.data.arrays import npy_header
 from apfl.data.features import checked_features, coded_labels, file_sha256
 from apfl.data.samples import Samples, decode
 from apfl.errors import InputError
@@ -76,9 +77,7 @@ def _config(path: Path) -> tuple[int, int]:
 def _client(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         with zipfile.ZipFile(path) as archive, archive.open("data.npy") as stream:
-            version = np.lib.format.read_magic(stream)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            _, _, dtype = read(stream)
+            _, _, dtype = npy_header(stream)
             if dtype.kind != "O":
                 raise InputError(f"{path}: 'data' is {dtype}; PFLlib writes a dict of x and y")
             held = _Arrays(stream).load().item()
