@@ -365,6 +365,9 @@ def test_vectors_of_a_table_become_a_features_file(no_network: Path, capsys: pyt
     dataset = load_dataset("f.npz")
     assert dataset.features.tolist() == [[0.5, 1], [1.5, 2]]
     assert dataset.column("site").tolist() == ["x", "y"]
+    assert apfl(*command, "--label-column", "site") == 0
+    assert "2 extracted now" in capsys.readouterr().out
+    assert load_dataset("f.npz").class_names == ("x", "y")
 
 
 @needs_efficientnet

@@ -163,6 +163,27 @@ def test_a_table_gives_vectors_clients_groups_and_splits(tmp_path: Path, kind: s
     assert grouped.train[0].groups is not None
 
 
+def test_the_chosen_columns_are_part_of_what_the_data_are(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    file = tmp_path / "own.csv"
+
+    def identity(**options: str) -> str | None:
+        return load_dataset(str(file), **options).sha256
+
+    file.write_text("label,species,f0,f1\n1,oak,1,2\n2,elm,3,4\n")
+    plain = hashlib.sha256(file.read_bytes()).hexdigest()
+    # A column that would be chosen anyway is the same choice, whether it is named or not.
+    assert identity() == identity(label_column="label") == identity(feature_column="f") == plain
+    assert identity(label_column="species") == identity(label_column="species", feature_column="f") != plain
+    file.write_text("label,species,f0,f1,g0\n1,oak,1,2,5\n2,elm,3,4,6\n")
+    choices = [(label, feature) for label in ("label", "species") for feature in "fg"]
+    assert len({identity(label_column=label, feature_column=feature) for label, feature in choices}) == 4
+    before = identity(feature_column="f")
+    assert before == identity(feature_column="f", label_column="label")
+    file.write_text(file.read_text().replace("6", "7"))
+    assert identity(feature_column="f") != before
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
