@@ -370,6 +370,19 @@ def test_vectors_of_a_table_become_a_features_file(no_network: Path, capsys: pyt
     assert load_dataset("f.npz").class_names == ("x", "y")
 
 
+@pytest.mark.parametrize("name", ["scale", "class_names", "provenance", "features", "labels", "images"])
+def test_a_column_that_a_features_file_cannot_hold_is_refused(
+    no_network: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    Path("table.csv").write_text(f"label,f0,f1,{name}\na,0.5,1,2\nb,1.5,2,3\n")
+    assert apfl("features", "table.csv", "--backbone", "identity", "--out", "f.npz") == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: table.csv has a column '{name}'")
+    assert message.strip().count("\n") == 0
+    assert not Path("f.npz").exists()
+
+
 @needs_efficientnet
 def test_the_snippet_of_the_docs_runs(no_network: Path) -> None:
     folder_of_images(Path("photos"), each=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import sys
 from pathlib import Path
 
@@ -233,6 +234,21 @@ def test_numbered_columns_of_words_are_no_features_unless_asked_for(tmp_path: Pa
     dataset = load_dataset(str(tmp_path / "own.csv"))
     assert dataset.features.tolist() == [[1, 2], [3, 4]]
     assert dataset.column("site1").tolist() == ["x", "y"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_columns_of_a_table_are_columns_whatever_they_are_called(tmp_path: Path, kind: str) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    others = {name: ["x", "y", "z"] for name in ("class_names", "provenance", "features", "labels", "images")}
+    columns = {"label": ["b", "a", "b"], "f0": [1, 3, 5], "f1": [2, 4, 6], "scale": [0.5, 7.0, 9.0], **others}
+    file = tmp_path / f"own.{kind}"
+    writer = importlib.import_module(f"pyarrow.{kind}")
+    (writer.write_csv if kind == "csv" else writer.write_table)(arrow.table(columns), file)
+    dataset = load_dataset(str(file))
+    assert dataset.features.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert dataset.class_names == ("a", "b")
+    assert {name: column.tolist() for name, column in dataset.columns.items()} == {"scale": [0.5, 7, 9], **others}
+    assert dataset.provenance == {}
 
 
 def test_a_saved_dataset_loads_offline_with_its_splits(tmp_path: Path, no_network: Path) -> None:

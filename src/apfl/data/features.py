@@ -19,6 +19,8 @@ import torch
 from apfl.errors import InputError
 from apfl.federation import Dataset
 
+RESERVED = ("features", "images", "labels", "scale", "class_names", "provenance")  # arrays that are not columns
+
 
 def load(path: str | Path) -> Dataset:
     """Read and check the file."""

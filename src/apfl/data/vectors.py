@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from apfl.data import arrays
-from apfl.data.features import file_sha256, from_arrays
+from apfl.data.features import checked_features, coded_labels, file_sha256, from_arrays
 from apfl.data.samples import Samples
 from apfl.errors import InputError
 from apfl.extras import optional
@@ -38,14 +38,17 @@ def load(path: str | Path, *, label_column: str | None = None, feature_column: s
         )
     if not table.num_rows:
         raise InputError(f"{path} has no rows")
-    labels = _labels(path, table, label)
-    features, used, asked = _features(path, table, label, feature_column)
-    found = {"features": features, "labels": labels}
-    for name in table.column_names:
-        if name not in {*used, label, *found}:
-            column = _plain(table.column(name))
-            found |= {} if column is None else {name: column}
-    return replace(from_arrays(path, found), sha256=_identity(path, label, asked))
+    labels, class_names = coded_labels(path, _labels(path, table, label))
+    vectors, used, asked = _features(path, table, label, feature_column)
+    others = {name: _plain(table.column(name)) for name in table.column_names if name not in {*used, label}}
+    return Dataset(
+        name=path.name,
+        features=checked_features(path, vectors),
+        labels=torch.from_numpy(labels),
+        class_names=class_names,
+        columns={name: column for name, column in others.items() if column is not None},
+        sha256=_identity(path, label, asked),
+    )
 
 
 def load_npy(path: str | Path) -> Dataset | Samples:
