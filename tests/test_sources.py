@@ -236,6 +236,27 @@ def test_numbered_columns_of_words_are_no_features_unless_asked_for(tmp_path: Pa
     assert dataset.column("site1").tolist() == ["x", "y"]
 
 
+@pytest.mark.parametrize("header", ["label,f0,f0,site,f1,site", "label,f0,f1,site,label,f0", ",f0,,label,x,y,"])
+def test_columns_of_one_name_are_refused(tmp_path: Path, header: str) -> None:
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    names = header.split(",")
+    (tmp_path / "own.csv").write_text("\n".join([header, *(",".join([str(row)] * len(names)) for row in range(3))]))
+    twice = ", ".join(repr(name) for name in dict.fromkeys(names) if names.count(name) > 1)
+    with pytest.raises(InputError, match=rf"own\.csv has several columns of the name {twice}; ") as caught:
+        load_dataset(str(tmp_path / "own.csv"))
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_of_one_name_are_refused_in_parquet(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    import pyarrow.parquet
+
+    columns = [arrow.array([1, 2])] * 3
+    pyarrow.parquet.write_table(arrow.table(columns, names=["label", "f0", "f0"]), tmp_path / "own.parquet")
+    with pytest.raises(InputError, match=r"own\.parquet has several columns of the name 'f0'; "):
+        load_dataset(str(tmp_path / "own.parquet"))
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_columns_of_a_table_are_columns_whatever_they_are_called(tmp_path: Path, kind: str) -> None:
     arrow = pytest.importorskip("pyarrow", reason="needs apfl[tables]")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,20 @@ def _read_table(path: Path) -> Any:
     arrow = optional("pyarrow", "tables")
     try:
         if path.suffix.lower() == ".csv":
-            return optional("pyarrow.csv", "tables").read_csv(path)
-        return optional("pyarrow.parquet", "tables").read_table(path)
+            table = optional("pyarrow.csv", "tables").read_csv(path)
+            _check_names(path, table.column_names)
+            return table
+        parquet = optional("pyarrow.parquet", "tables")
+        _check_names(path, parquet.read_schema(path).names)
+        return parquet.read_table(path)
     except (OSError, arrow.ArrowException) as error:
         raise InputError(f"{path} cannot be read as {path.suffix[1:]} ({error})") from error
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    twice = [repr(name) for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise InputError(f"{path} has several columns of the name {_some(twice)}; give each a name of its own")
 
 
 def _identity(path: Path, label: str, features: str | None) -> str:
