@@ -100,6 +100,11 @@ def small(kind: str, folder: Path) -> Path:
     elif kind == "dinov2":
         config = transformers.Dinov2WithRegistersConfig(**common, patch_size=8, num_register_tokens=4)
         transformers.Dinov2WithRegistersModel(config).save_pretrained(folder)
+    elif kind == "deit":
+        config = transformers.DeiTConfig(**common, patch_size=8, initializer_range=0.5)
+        model = transformers.DeiTModel(config)
+        torch.nn.init.normal_(model.embeddings.distillation_token)  # drawn as zeros, unlike any that is trained
+        model.save_pretrained(folder)
     elif kind == "vit-without-pooler":
         config = transformers.ViTConfig(**common, patch_size=8)
         transformers.ViTModel(config, add_pooling_layer=False).save_pretrained(folder)
@@ -125,6 +130,19 @@ def test_mean_leaves_class_and_register_tokens_out(tmp_path: Path) -> None:
         hidden = backbone.module(pixel_values=inputs).last_hidden_state
     assert hidden.shape[1] == 1 + 4 + 16
     torch.testing.assert_close(run(backbone, inputs), hidden[:, -16:].mean(1))
+
+
+def test_mean_leaves_the_distillation_token_out(tmp_path: Path) -> None:
+    folder = str(small("deit", tmp_path))
+    by_mean, by_token = (load_backbone(folder, pooling=pooling) for pooling in ("mean", "cls"))
+    inputs = batch(by_mean)
+    with torch.inference_mode():
+        hidden = by_mean.module(pixel_values=inputs).last_hidden_state
+    assert hidden.shape[1] == 1 + 1 + 16
+    patches = hidden[:, -16:].mean(1)
+    assert not torch.allclose(hidden[:, 1:].mean(1), patches, atol=1e-2)  # with it, it would be seen
+    torch.testing.assert_close(run(by_mean, inputs), patches)
+    torch.testing.assert_close(run(by_token, inputs), hidden[:, 0])
 
 
 def test_a_convolutional_network_has_no_class_token(tmp_path: Path) -> None:

@@ -469,9 +469,27 @@ def test_bench_and_rerun_read_a_table_as_run_does(tmp_path, capsys, caplog):
     (record,) = read_records(out)
     assert record.source == {"data": str(table), "label_column": "species", "feature_column": "f"}
     assert here("rerun", out) == 0
-    assert here("rerun", out, "--feature-column", "g") == 1
+    assert here("rerun", out, "--feature-column", "g") == 2
+    assert "SHA-256 differs" in capsys.readouterr().err
     others = ("--label-column", "species", "--feature-column", "g")
     assert here("bench", plan, "--data", table, *others, *options) == 2, "other columns are other cells"
+    where = ("--clients", "2", "--alpha", "10", "--methods", "afl", "--no-save-models", "--out", tmp_path / "run")
+    assert here("run", "--data", table, *columns, *where) == 0
+    capsys.readouterr()
+    assert here("run", "--data", table, *others, *where) == 2, "and other runs"
+    assert "holds records of another run" in capsys.readouterr().err
+
+
+def test_a_column_that_is_the_default_is_the_same_cell(tmp_path, capsys):
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    table, out, plan = tmp_path / "trees.csv", tmp_path / "out", tmp_path / "plan.toml"
+    table.write_text("label,f0,f1\n" + "".join(f"{i % 2},{i % 7},{i % 2}\n" for i in range(60)))
+    plan.write_text("data = 'trees.csv'\nseeds = [0]\n[methods.afl]\n")
+    options = ("--data", table, "--clients", "2", "--alpha", "10", "--out", out, "--jobs", "1")
+    assert here("bench", plan, *options) == 0
+    capsys.readouterr()
+    assert here("bench", plan, *options, "--label-column", "label", "--feature-column", "f") == 0
+    assert "1 done before" in capsys.readouterr().err
 
 
 def test_the_device_and_what_to_do_with_bad_images_reach_the_extraction(tmp_path, monkeypatch):

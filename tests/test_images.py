@@ -344,6 +344,16 @@ def test_bad_input_is_one_clear_line(
     assert not Path("f.npz").exists()
 
 
+def test_other_labels_beside_an_npy_are_extracted_again(no_network: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("x.npy", np.ones((2, 3), np.float32))
+    for labels in (["a", "b"], ["b", "a"]):
+        np.save("x.labels.npy", np.array(labels))
+        assert apfl("features", "x.npy", "--backbone", "identity", "--out", "f.npz") == 0
+        assert "2 extracted now" in capsys.readouterr().out
+        dataset = load_dataset("f.npz")
+        assert [dataset.class_names[label] for label in dataset.labels] == labels
+
+
 def test_vectors_of_a_table_become_a_features_file(no_network: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pyarrow", reason="needs apfl[tables]")
     Path("table.csv").write_text("label,f0,f1,site\na,0.5,1,x\nb,1.5,2,y\n")
@@ -355,6 +365,22 @@ def test_vectors_of_a_table_become_a_features_file(no_network: Path, capsys: pyt
     dataset = load_dataset("f.npz")
     assert dataset.features.tolist() == [[0.5, 1], [1.5, 2]]
     assert dataset.column("site").tolist() == ["x", "y"]
+    assert apfl(*command, "--label-column", "site") == 0
+    assert "2 extracted now" in capsys.readouterr().out
+    assert load_dataset("f.npz").class_names == ("x", "y")
+
+
+@pytest.mark.parametrize("name", ["scale", "class_names", "provenance", "features", "labels", "images"])
+def test_a_column_that_a_features_file_cannot_hold_is_refused(
+    no_network: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    Path("table.csv").write_text(f"label,f0,f1,{name}\na,0.5,1,2\nb,1.5,2,3\n")
+    assert apfl("features", "table.csv", "--backbone", "identity", "--out", "f.npz") == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: table.csv has a column '{name}'")
+    assert message.strip().count("\n") == 0
+    assert not Path("f.npz").exists()
 
 
 @needs_efficientnet

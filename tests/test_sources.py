@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import sys
 from pathlib import Path
 
@@ -99,6 +101,33 @@ def test_an_npy_has_its_labels_beside_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(samples.decode(samples.fetch(3))), pixels(3))
 
 
+@pytest.mark.parametrize("name", ["x.labels.npy", "labels.npy"])
+@pytest.mark.parametrize("values", [np.ones((5, 3), np.float32), np.stack([pixels(i) for i in range(5)])])
+def test_an_npy_with_other_labels_is_other_data(tmp_path: Path, name: str, values: np.ndarray) -> None:
+    def identity() -> str | None:
+        opened = open_source(str(tmp_path / "x.npy"))
+        return opened.revision if isinstance(opened, Samples) else opened.sha256
+
+    np.save(tmp_path / "x.npy", values)
+    np.save(tmp_path / name, np.array([1, 0, 1, 0, 0]))
+    before = identity()
+    assert identity() == before
+    np.save(tmp_path / name, np.array([1, 0, 1, 0, 1]))
+    assert identity() != before
+    np.save(tmp_path / name, np.array([1, 0, 1, 0, 0]))
+    assert identity() == before
+    np.save(tmp_path / "x.npy", values + values)
+    assert identity() != before
+
+
+def test_the_identity_of_one_file_is_its_hash(tmp_path: Path) -> None:
+    file = tmp_path / "a.npz"
+    np.savez(file, features=np.ones((2, 3)), labels=np.arange(2))
+    assert load_dataset(str(file)).sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    np.savez(file, images=np.stack([pixels(0), pixels(1)]), labels=np.arange(2))
+    assert images(file).revision == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 def table(tmp_path: Path, kind: str) -> tuple[Path, np.ndarray]:
     arrow = pytest.importorskip("pyarrow", reason="needs apfl[tables]")
     vectors = np.random.default_rng(0).standard_normal((24, 12)).astype(np.float32)
@@ -133,6 +162,27 @@ def test_a_table_gives_vectors_clients_groups_and_splits(tmp_path: Path, kind: s
     assert sum(len(shard) for shard in federation.test) == 6
     grouped = federate(dataset, Protocol("given", None, client_column="site", group_column="patient"), seed=0)
     assert grouped.train[0].groups is not None
+
+
+def test_the_chosen_columns_are_part_of_what_the_data_are(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    file = tmp_path / "own.csv"
+
+    def identity(**options: str) -> str | None:
+        return load_dataset(str(file), **options).sha256
+
+    file.write_text("label,species,f0,f1\n1,oak,1,2\n2,elm,3,4\n")
+    plain = hashlib.sha256(file.read_bytes()).hexdigest()
+    # A column that would be chosen anyway is the same choice, whether it is named or not.
+    assert identity() == identity(label_column="label") == identity(feature_column="f") == plain
+    assert identity(label_column="species") == identity(label_column="species", feature_column="f") != plain
+    file.write_text("label,species,f0,f1,g0\n1,oak,1,2,5\n2,elm,3,4,6\n")
+    choices = [(label, feature) for label in ("label", "species") for feature in "fg"]
+    assert len({identity(label_column=label, feature_column=feature) for label, feature in choices}) == 4
+    before = identity(feature_column="f")
+    assert before == identity(feature_column="f", label_column="label")
+    file.write_text(file.read_text().replace("6", "7"))
+    assert identity(feature_column="f") != before
 
 
 @pytest.mark.parametrize(
@@ -184,6 +234,42 @@ def test_numbered_columns_of_words_are_no_features_unless_asked_for(tmp_path: Pa
     dataset = load_dataset(str(tmp_path / "own.csv"))
     assert dataset.features.tolist() == [[1, 2], [3, 4]]
     assert dataset.column("site1").tolist() == ["x", "y"]
+
+
+@pytest.mark.parametrize("header", ["label,f0,f0,site,f1,site", "label,f0,f1,site,label,f0", ",f0,,label,x,y,"])
+def test_columns_of_one_name_are_refused(tmp_path: Path, header: str) -> None:
+    pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    names = header.split(",")
+    (tmp_path / "own.csv").write_text("\n".join([header, *(",".join([str(row)] * len(names)) for row in range(3))]))
+    twice = ", ".join(repr(name) for name in dict.fromkeys(names) if names.count(name) > 1)
+    with pytest.raises(InputError, match=rf"own\.csv has several columns of the name {twice}; ") as caught:
+        load_dataset(str(tmp_path / "own.csv"))
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_of_one_name_are_refused_in_parquet(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    import pyarrow.parquet
+
+    columns = [arrow.array([1, 2])] * 3
+    pyarrow.parquet.write_table(arrow.table(columns, names=["label", "f0", "f0"]), tmp_path / "own.parquet")
+    with pytest.raises(InputError, match=r"own\.parquet has several columns of the name 'f0'; "):
+        load_dataset(str(tmp_path / "own.parquet"))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_columns_of_a_table_are_columns_whatever_they_are_called(tmp_path: Path, kind: str) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    others = {name: ["x", "y", "z"] for name in ("class_names", "provenance", "features", "labels", "images")}
+    columns = {"label": ["b", "a", "b"], "f0": [1, 3, 5], "f1": [2, 4, 6], "scale": [0.5, 7.0, 9.0], **others}
+    file = tmp_path / f"own.{kind}"
+    writer = importlib.import_module(f"pyarrow.{kind}")
+    (writer.write_csv if kind == "csv" else writer.write_table)(arrow.table(columns), file)
+    dataset = load_dataset(str(file))
+    assert dataset.features.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert dataset.class_names == ("a", "b")
+    assert {name: column.tolist() for name, column in dataset.columns.items()} == {"scale": [0.5, 7, 9], **others}
+    assert dataset.provenance == {}
 
 
 def test_a_saved_dataset_loads_offline_with_its_splits(tmp_path: Path, no_network: Path) -> None:

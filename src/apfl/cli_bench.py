@@ -118,8 +118,7 @@ def bench(
     todo, where = cells(given), str(device_of(device))
     load = partial(load_data, **({"backbone": None} | given.source), device=device)
     dataset = load()
-    columns = [given.source[key] for key in ("label_column", "feature_column") if key in given.source]
-    identity = ":".join([dataset.sha256 or dataset.name, *columns])  # one table may hold several datasets
+    identity = dataset.sha256 or dataset.name
     keyed = {cell.key(identity, where): cell for cell in todo}
     _check_federations(todo, dataset)
     folder = folder or Path("runs") / f"{plan.stem}-{Path(dataset.name).stem}"

@@ -112,7 +112,8 @@ def _forward(name: str, tower: Any, pooling: str) -> Callable[[Tensor], Tensor]:
     parameters = [parameter for parameter, _ in tower.named_parameters()]
     has_class_token = any(p.endswith(("cls_token", "class_embedding")) for p in parameters)
     n_registers = int(getattr(tower.config, "num_register_tokens", 0) or 0)
-    n_before = has_class_token + n_registers  # tokens that are not patches
+    n_distilled = sum(p.endswith("distillation_token") for p in parameters)  # DeiT's, behind the class token
+    n_before = has_class_token + n_distilled + n_registers  # tokens that are not patches
     takes_noise = "noise" in inspect.signature(tower.forward).parameters
     if pooling == "cls" and not has_class_token:
         raise InputError(f"--pooling cls given, but '{name}' has no class token; use mean")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -23,9 +24,10 @@ def load(path: str | Path) -> Samples:
     return _samples(path, shape, dtype, fetch, arrays)
 
 
-def load_npy(path: str | Path, images: np.ndarray, labels: np.ndarray) -> Samples:
-    """The images of an ``.npy`` that is mapped, not read."""
-    return _samples(Path(path), images.shape, images.dtype, lambda row: np.array(images[row]), {"labels": labels})
+def load_npy(path: str | Path, images: np.ndarray, labels: np.ndarray, *beside: Path) -> Samples:
+    """The images of an ``.npy`` that is mapped, not read; what else they were read from is ``beside`` it."""
+    path, found = Path(path), {"labels": labels}
+    return _samples(path, images.shape, images.dtype, lambda row: np.array(images[row]), found, *beside)
 
 
 def _samples(
@@ -34,6 +36,7 @@ def _samples(
     dtype: np.dtype,
     fetch: Callable[[int], np.ndarray],
     arrays: dict[str, np.ndarray],
+    *beside: Path,
 ) -> Samples:
     if dtype != np.uint8 or not (len(shape) == 3 or (len(shape) == 4 and shape[3] == 3)) or 0 in shape:
         raise InputError(
@@ -45,7 +48,7 @@ def _samples(
     return Samples(
         name=path.name,
         kind="images",
-        revision=file_sha256(path),
+        revision=file_sha256(path, *beside),
         labels=labels,
         class_names=names,
         fetch=fetch,
@@ -55,13 +58,19 @@ def _samples(
     )
 
 
+def npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether it is stored column by column, and type of the array that ``stream`` is at the beginning of."""
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(stream)
+    return shape, fortran, dtype
+
+
 def _zipped_rows(path: Path, member: str) -> tuple[tuple[int, ...], np.dtype, Callable[[int], np.ndarray]]:
     """Shape, type and a reader of an array's rows, which unpacks no more of the file than it is asked for."""
     try:
         stream = zipfile.ZipFile(path).open(member)  # noqa: SIM115 (open as long as `fetch` lives)
-        version = np.lib.format.read_magic(stream)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read_header(stream)
+        shape, fortran, dtype = npy_header(stream)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} cannot be read as .npz ({error})") from error
     if fortran:

@@ -19,6 +19,8 @@ import torch
 from apfl.errors import InputError
 from apfl.federation import Dataset
 
+RESERVED = ("features", "images", "labels", "scale", "class_names", "provenance")  # arrays that are not columns
+
 
 def load(path: str | Path) -> Dataset:
     """Read and check the file."""
@@ -26,8 +28,8 @@ def load(path: str | Path) -> Dataset:
     return from_arrays(path, read_arrays(path))
 
 
-def from_arrays(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
-    """The dataset that the arrays of ``path`` make up, once they are checked."""
+def from_arrays(path: Path, arrays: dict[str, np.ndarray], *beside: Path) -> Dataset:
+    """The dataset that the arrays of ``path``, and of files beside it, make up, once they are checked."""
     arrays = dict(arrays)
     missing = [name for name in ("features", "labels") if name not in arrays]
     if missing:
@@ -38,7 +40,9 @@ def from_arrays(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
     if len(labels) != len(features):
         raise InputError(f"{path} has {len(features)} features but {len(labels)} labels; there must be one for each")
     columns = {name: column for name, column in arrays.items() if column.shape == labels.shape}
-    return Dataset(path.name, features, torch.from_numpy(labels), names, columns, file_sha256(path), provenance)
+    return Dataset(
+        path.name, features, torch.from_numpy(labels), names, columns, file_sha256(path, *beside), provenance
+    )
 
 
 def load_unlabelled(path: str | Path) -> torch.Tensor:
@@ -131,7 +135,10 @@ def coded_labels(
     return labels.astype(np.int64), names
 
 
-def file_sha256(path: Path) -> str:
-    """The hash of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def file_sha256(path: Path, *more: Path) -> str:
+    """The hash of a file; where data lie in several files, the hash of their hashes."""
+    digests = []
+    for each in (path, *more):
+        with each.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256"))
+    return (hashlib.sha256(b"".join(digest.digest() for digest in digests)) if more else digests[0]).hexdigest()

@@ -10,7 +10,6 @@ https://github.com/TsingZ0/PFLlib, dataset/utils/dataset_utils.py
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import zipfile
@@ -20,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from apfl.data.features import checked_features, coded_labels
+from apfl.data.arrays import npy_header
+from apfl.data.features import checked_features, coded_labels, file_sha256
 from apfl.data.samples import Samples, decode
 from apfl.errors import InputError
 from apfl.federation import Dataset
@@ -77,9 +77,7 @@ def _config(path: Path) -> tuple[int, int]:
 def _client(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         with zipfile.ZipFile(path) as archive, archive.open("data.npy") as stream:
-            version = np.lib.format.read_magic(stream)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            _, _, dtype = read(stream)
+            _, _, dtype = npy_header(stream)
             if dtype.kind != "O":
                 raise InputError(f"{path}: 'data' is {dtype}; PFLlib writes a dict of x and y")
             held = _Arrays(stream).load().item()
@@ -119,7 +117,5 @@ def _pixels(path: Path, x: np.ndarray) -> np.ndarray:
 
 
 def _folder_sha256(path: Path, n_clients: int) -> str:
-    whole = hashlib.sha256()
-    for file in [path / "config.json", *(path / s / f"{k}.npz" for k in range(n_clients) for s in ("train", "test"))]:
-        whole.update(hashlib.sha256(file.read_bytes()).digest())
-    return whole.hexdigest()
+    clients = (path / side / f"{k}.npz" for k in range(n_clients) for side in ("train", "test"))
+    return file_sha256(path / "config.json", *clients)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from apfl.data.features import RESERVED
 from apfl.errors import InputError
 from apfl.extras import optional
 from apfl.federation import Dataset
@@ -40,7 +41,13 @@ class Samples:
 
 
 def vectors(dataset: Dataset) -> Samples:
-    """A dataset that holds features already."""
+    """A dataset that holds features already, to be written to a file of features."""
+    for name in RESERVED:
+        if name in dataset.columns:
+            raise InputError(
+                f"{dataset.name} has a column '{name}', which means something else in a file of features; "
+                "rename it, or remove it"
+            )
     return Samples(
         name=dataset.name,
         kind="vectors",
