@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from apfl.backbones import Backbone
-from apfl.data.features import array_names, read_arrays, read_provenance
+from apfl.data.features import RESERVED, array_names, read_arrays, read_provenance
 from apfl.data.samples import Samples
 from apfl.errors import InputError
 from apfl.hub import cache_folder
@@ -125,8 +125,7 @@ def _refuse_or_not(bad: Mapping[str, str], on_corrupt: str) -> None:
 
 def _arrays(samples: Samples, skipped: list[int], provenance: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """What stands beside the features in the file."""
-    taken = {"features", "labels", "class_names", "provenance", "scale"}
-    arrays = {name: np.delete(column, skipped) for name, column in samples.columns.items() if name not in taken}
+    arrays = {name: np.delete(column, skipped) for name, column in samples.columns.items() if name not in RESERVED}
     arrays |= {"labels": np.delete(samples.labels, skipped), "class_names": np.array(samples.class_names)}
     return arrays | {"provenance": np.array(json.dumps(provenance, sort_keys=True))}
 
