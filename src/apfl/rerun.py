@@ -42,8 +42,8 @@ def run_again(record: Record, dataset: Dataset, device: torch.device) -> Record:
     """The record that the same cell gives now."""
     if record.data_sha256 != dataset.sha256:
         raise InputError(
-            f"{dataset.name} is not what the record is of (its SHA-256, or the columns taken from it, differ): give that "
-            "one with --data"
+            f"{dataset.name} is not what the record is of (its SHA-256 differs, or the columns taken): give that "
+            "with --data"
         )
     try:
         protocol = Protocol(**record.protocol)
