@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,6 +122,41 @@ def test_records_say_what_was_run(undisturbed):
         assert [each["finetune_epochs"] for each in tried] == [0, 3]
         best = max(tried, key=lambda each: each["accuracy_client_mean"])
         assert record.settings["finetune_epochs"] == best["finetune_epochs"]
+
+
+def test_what_was_cut_short_is_done_again(plan, undisturbed, tmp_path, capsys):
+    """As a power cut may leave it: a file without its contents, or with a part of them."""
+    out = tmp_path / "out"
+    shutil.copytree(undisturbed, out)
+    afl, paper, *_ = sorted((out / "cells").glob("a*.json"))
+    (tuning,) = (out / "tuning").iterdir()
+    afl.write_bytes(b"")
+    paper.write_bytes(paper.read_bytes()[:100])
+    tuning.write_bytes(b"")
+    next((out / "cells").glob("fedavg_ft*-seed1-*")).unlink()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert here("table", out) == 2
+    assert f"{afl} cannot be read as records" in capsys.readouterr().err
+    assert here("bench", plan, "--out", out, "--dry-run") == 0
+    said = capsys.readouterr().err
+    assert f"done again: cells/{afl.name} and others" in said
+    assert "to do: 3 cells and 1 grid to tune" in said
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    assert here("bench", plan, "--out", out, "--jobs", "1") == 0
+    assert results(out) == results(undisturbed)
+    assert tuning.read_bytes() == next((undisturbed / "tuning").iterdir()).read_bytes()
+
+
+def test_a_record_of_another_version_is_not_replaced(tmp_path, capsys):
+    plan, out = tmp_path / "plan.toml", tmp_path / "out"
+    plan.write_text("seeds = [0]\n[methods.afl]\n")
+    assert here("bench", plan, "--out", out, "--jobs", "1") == 0
+    (cell,) = (out / "cells").iterdir()
+    cell.write_text(json.dumps(json.loads(cell.read_text()) | {"new_in_version_9": 1}))
+    before = cell.read_bytes()
+    assert here("bench", plan, "--out", out) == 2
+    assert "new_in_version_9" in capsys.readouterr().err
+    assert cell.read_bytes() == before
 
 
 def killed(arguments: list[str], out: Path, n_changes: int, where: str = "*/*.*") -> bool:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from apfl import estimate
-from apfl.bench import Event, claim, execute, inspect, jobs_for
+from apfl.bench import Event, claim, damaged, execute, inspect, jobs_for
 from apfl.bench_worker import Job, Setting
 from apfl.cells import Cell, cells
 from apfl.cli_features import (
@@ -125,6 +125,9 @@ def bench(
     folder = folder or Path("runs") / f"{plan.stem}-{Path(dataset.name).stem}"
     inspect(folder, list(keyed))
     left = jobs_for(keyed, folder, identity, where)
+    if cut_short := damaged(folder, list(keyed)):
+        shown = f"{cut_short[0].parent.name}/{cut_short[0].name}" + " and others" * (len(cut_short) > 1)
+        err.print(f"cut short, perhaps by a power cut, and so done again: {shown}", soft_wrap=True)
     n_workers = jobs or _fitting(todo, dataset, given.threads, where)
     _show(given.title or plan.stem, keyed, left, dataset, n_workers, given.threads)
     if dry_run:
