@@ -329,12 +329,23 @@ def test_a_folder_that_is_taken_or_of_another_plan_is_refused(plan, undisturbed,
     ("text", "message"),
     [
         ("sedes = [0]\n[methods.afl]", "no key in plan 'sedes'; did you mean 'seeds'? (have: "),
-        ("seeds = 'all'\n[methods.afl]", "plan: seeds = 'all' given; allowed: a list of whole numbers, 0 or more"),
-        ("seeds = [-1]\n[methods.afl]", "seeds = [-1] given; allowed: a list of whole numbers, 0 or more"),
+        ("seeds = 'all'\n[methods.afl]", "plan: seeds = 'all' given; allowed: a list of whole numbers from 0 to"),
+        ("seeds = [-1]\n[methods.afl]", "seeds = [-1] given; allowed: a list of whole numbers from 0 to"),
+        ("seeds = [99999999999999999999999]\n[methods.afl]", "whole numbers from 0 to 9223372036854775807"),
+        ("[methods.afl]\nseeds = [9223372036854775808]", "whole numbers from 0 to 9223372036854775807"),
+        (
+            "[methods.fedavg]\ntune = true\ntuning_seed = -1",
+            "tuning_seed = -1 given; allowed: a whole number from 0 to",
+        ),
         ("threads = 0\n[methods.afl]", "threads = 0 given; allowed: greater than or equal to 1"),
         ("title = 3\n[methods.afl]", "title = 3 given; allowed: a text"),
         ("on_corrupt = 'drop'\n[methods.afl]", "on_corrupt = 'drop' given; allowed: 'refuse' or 'skip'"),
         ("", "plan: methods is missing; give a table [methods.NAME] for each method"),
+        ("methods = {afl = []}", "methods = {'afl': []} given; allowed: a table [methods.NAME] for each method, at"),
+        ("protocol = []\n[methods.afl]", "protocol = [] given; allowed: a table [protocol], or several [[protocol]]"),
+        ("[methods.fedavg]\ntune = {}", "fedavg: tune = {} given; allowed: true, false, or lists of values to try"),
+        ("[protocol]\nminimum = -5\n[methods.afl]", "a minimum of -5 rows for each client given; it must be 1 or more"),
+        ("[protocol]\nminimum = [9, 0]\n[methods.afl]", "a minimum of 0 rows for each client given"),
         ("[methods]", "methods = {} given; allowed: a table [methods.NAME] for each method, at least one"),
         ("protocol = 3\n[methods.afl]", "protocol = 3 given; allowed: a table [protocol], or several [[protocol]]"),
         ("[methods.fedavg]\ntune = {lr = 0.1}", "fedavg: tune = {'lr': 0.1} given; allowed: true, false, or lists of"),
@@ -372,6 +383,32 @@ def test_bad_plans_are_one_line_and_leave_nothing(tmp_path, capsys, text, messag
     assert len(said) == 1
     assert message in said[0]
     assert not (tmp_path / "out").exists()
+
+
+def test_titles_and_paths_are_printed_as_they_are(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("plan.toml").write_text(
+        "title = 'x [/b] y'\nseeds = [0]\n[methods.afl]\n[methods.fedavg]\nn_rounds = 2\nlr = 1e39\n"
+    )
+    assert here("bench", "plan.toml", "--out", "q[red]x", "--jobs", "1") == 1
+    said = capsys.readouterr()
+    assert "x [/b] y: 2 cells on digits" in said.err
+    assert "1 failed; q[red]x/failed says why" in said.err
+    assert "records: q[red]x/cells\nnext:    apfl table q[red]x    apfl report q[red]x" in said.out
+    assert "[bold]" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [("bench", ()), ("table", ()), ("report", ("--out", "page.html")), ("plot", ("--figure", "bars"))],
+)
+@pytest.mark.parametrize("methods", ["", " ,"])
+def test_no_method_at_all_is_one_line(command, options, methods, plan, undisturbed, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert here(command, plan if command == "bench" else undisturbed, "--methods", methods, *options) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert f"--methods {methods!r} given; name at least one, with commas (have: afl, apfl_paper, fedavg_ft)" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_plan_that_is_not_there(tmp_path, capsys):
