@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,12 +124,47 @@ def test_records_say_what_was_run(undisturbed):
         assert record.settings["finetune_epochs"] == best["finetune_epochs"]
 
 
+def test_what_was_cut_short_is_done_again(plan, undisturbed, tmp_path, capsys):
+    """As a power cut may leave it: a file without its contents, or with a part of them."""
+    out = tmp_path / "out"
+    shutil.copytree(undisturbed, out)
+    afl, paper, *_ = sorted((out / "cells").glob("a*.json"))
+    (tuning,) = (out / "tuning").iterdir()
+    afl.write_bytes(b"")
+    paper.write_bytes(paper.read_bytes()[:100])
+    tuning.write_bytes(b"")
+    next((out / "cells").glob("fedavg_ft*-seed1-*")).unlink()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert here("table", out) == 2
+    assert f"{afl} cannot be read as records" in capsys.readouterr().err
+    assert here("bench", plan, "--out", out, "--dry-run") == 0
+    said = capsys.readouterr().err
+    assert f"done again: cells/{afl.name} and others" in said
+    assert "to do: 3 cells and 1 grid to tune" in said
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    assert here("bench", plan, "--out", out, "--jobs", "1") == 0
+    assert results(out) == results(undisturbed)
+    assert tuning.read_bytes() == next((undisturbed / "tuning").iterdir()).read_bytes()
+
+
+def test_a_record_of_another_version_is_not_replaced(tmp_path, capsys):
+    plan, out = tmp_path / "plan.toml", tmp_path / "out"
+    plan.write_text("seeds = [0]\n[methods.afl]\n")
+    assert here("bench", plan, "--out", out, "--jobs", "1") == 0
+    (cell,) = (out / "cells").iterdir()
+    cell.write_text(json.dumps(json.loads(cell.read_text()) | {"new_in_version_9": 1}))
+    before = cell.read_bytes()
+    assert here("bench", plan, "--out", out) == 2
+    assert "new_in_version_9" in capsys.readouterr().err
+    assert cell.read_bytes() == before
+
+
 def killed(arguments: list[str], out: Path, n_changes: int, where: str = "*/*.*") -> bool:
     """A real SIGKILL when so many changes were seen in the files ``where``; whether it was still running then.
 
-    The parent alone is killed: its processes have to notice by themselves.
+    The parent alone is killed: its processes have to notice by themselves, and are gone when this returns.
     """
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     seen, changes, deadline = _files(out, where), 0, time.monotonic() + 180
     while changes < n_changes and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -136,7 +172,7 @@ def killed(arguments: list[str], out: Path, n_changes: int, where: str = "*/*.*"
         changes, seen = changes + (now != seen), now
     running = process.poll() is None
     process.kill()
-    process.wait()
+    process.communicate(timeout=120)  # they have its end of the pipe too: this returns when the last of them is gone
     return running
 
 
@@ -159,14 +195,14 @@ def test_a_kill_changes_nothing(where, plan, undisturbed, tmp_path):
     """In a gradient cell, or in a grid; then the undisturbed run's records, each cell once."""
     out = tmp_path / "out"
     arguments = ["bench", str(plan), "--out", str(out), "--jobs", "1"]
-    assert killed(arguments, out, n_changes=10, where=where)  # a checkpoint is written after every round
-    time.sleep(0.5)  # its processes notice
+    assert killed(arguments, out, n_changes=3, where=where)  # a checkpoint is written after each of 60 rounds
     (stands,) = out.glob(where)
     kept = read(stands)
     done = apfl(*arguments)
     assert done.returncode == 0, done.stderr
     assert results(out) == results(undisturbed)
     if "seed" in where:  # the rounds before the kill have the times they had then: they were not run again
+        assert kept.settings["curve"]
         assert with_clock(out, stands.stem)[: len(kept.settings["curve"])] == kept.settings["curve"]
     else:
         assert kept.tensors["progress"][0] > 0
@@ -175,7 +211,9 @@ def test_a_kill_changes_nothing(where, plan, undisturbed, tmp_path):
 
 @pytest.mark.slow
 def test_ten_kills_at_random_moments_change_nothing(plan, tmp_path):
-    arguments = ["bench", str(plan), "--seeds", "0,1,2,3,4,5", "--jobs", "2", "--out"]
+    longer = tmp_path / "longer.toml"  # far more rounds than changes are waited for, though one change may be several
+    longer.write_text(plan.read_text().replace("n_rounds = 60", "n_rounds = 300"))
+    arguments = ["bench", str(longer), "--seeds", "0,1,2,3,4,5", "--jobs", "2", "--out"]
     assert apfl(*arguments, tmp_path / "undisturbed").returncode == 0
     out, moments, sizes = tmp_path / "out", random.Random(0), []
     for _ in range(10):
@@ -191,12 +229,16 @@ def test_ten_kills_at_random_moments_change_nothing(plan, tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on(plan, tmp_path):
-    out = tmp_path / "out"
+    out, endless = tmp_path / "out", tmp_path / "endless.toml"  # it cannot be done before it is stopped
+    endless.write_text(plan.read_text().replace("n_rounds = 60", "n_rounds = 1_000_000"))
     process = subprocess.Popen(
-        command("bench", plan, "--out", out, "--jobs", "1"), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command("bench", endless, "--out", out, "--jobs", "1"),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    deadline = time.monotonic() + 120
-    while not list(out.glob("cells/*.json")) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 300
+    while not list(out.glob("cells/*.json")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
@@ -293,12 +335,23 @@ def test_a_folder_that_is_taken_or_of_another_plan_is_refused(plan, undisturbed,
     ("text", "message"),
     [
         ("sedes = [0]\n[methods.afl]", "no key in plan 'sedes'; did you mean 'seeds'? (have: "),
-        ("seeds = 'all'\n[methods.afl]", "plan: seeds = 'all' given; allowed: a list of whole numbers, 0 or more"),
-        ("seeds = [-1]\n[methods.afl]", "seeds = [-1] given; allowed: a list of whole numbers, 0 or more"),
+        ("seeds = 'all'\n[methods.afl]", "plan: seeds = 'all' given; allowed: a list of whole numbers from 0 to"),
+        ("seeds = [-1]\n[methods.afl]", "seeds = [-1] given; allowed: a list of whole numbers from 0 to"),
+        ("seeds = [99999999999999999999999]\n[methods.afl]", "whole numbers from 0 to 9223372036854775807"),
+        ("[methods.afl]\nseeds = [9223372036854775808]", "whole numbers from 0 to 9223372036854775807"),
+        (
+            "[methods.fedavg]\ntune = true\ntuning_seed = -1",
+            "tuning_seed = -1 given; allowed: a whole number from 0 to",
+        ),
         ("threads = 0\n[methods.afl]", "threads = 0 given; allowed: greater than or equal to 1"),
         ("title = 3\n[methods.afl]", "title = 3 given; allowed: a text"),
         ("on_corrupt = 'drop'\n[methods.afl]", "on_corrupt = 'drop' given; allowed: 'refuse' or 'skip'"),
         ("", "plan: methods is missing; give a table [methods.NAME] for each method"),
+        ("methods = {afl = []}", "methods = {'afl': []} given; allowed: a table [methods.NAME] for each method, at"),
+        ("protocol = []\n[methods.afl]", "protocol = [] given; allowed: a table [protocol], or several [[protocol]]"),
+        ("[methods.fedavg]\ntune = {}", "fedavg: tune = {} given; allowed: true, false, or lists of values to try"),
+        ("[protocol]\nminimum = -5\n[methods.afl]", "a minimum of -5 rows for each client given; it must be 1 or more"),
+        ("[protocol]\nminimum = [9, 0]\n[methods.afl]", "a minimum of 0 rows for each client given"),
         ("[methods]", "methods = {} given; allowed: a table [methods.NAME] for each method, at least one"),
         ("protocol = 3\n[methods.afl]", "protocol = 3 given; allowed: a table [protocol], or several [[protocol]]"),
         ("[methods.fedavg]\ntune = {lr = 0.1}", "fedavg: tune = {'lr': 0.1} given; allowed: true, false, or lists of"),
@@ -336,6 +389,32 @@ def test_bad_plans_are_one_line_and_leave_nothing(tmp_path, capsys, text, messag
     assert len(said) == 1
     assert message in said[0]
     assert not (tmp_path / "out").exists()
+
+
+def test_titles_and_paths_are_printed_as_they_are(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("plan.toml").write_text(
+        "title = 'x [/b] y'\nseeds = [0]\n[methods.afl]\n[methods.fedavg]\nn_rounds = 2\nlr = 1e39\n"
+    )
+    assert here("bench", "plan.toml", "--out", "q[red]x", "--jobs", "1") == 1
+    said = capsys.readouterr()
+    assert "x [/b] y: 2 cells on digits" in said.err
+    assert "1 failed; q[red]x/failed says why" in said.err
+    assert "records: q[red]x/cells\nnext:    apfl table q[red]x    apfl report q[red]x" in said.out
+    assert "[bold]" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [("bench", ()), ("table", ()), ("report", ("--out", "page.html")), ("plot", ("--figure", "bars"))],
+)
+@pytest.mark.parametrize("methods", ["", " ,"])
+def test_no_method_at_all_is_one_line(command, options, methods, plan, undisturbed, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert here(command, plan if command == "bench" else undisturbed, "--methods", methods, *options) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert f"--methods {methods!r} given; name at least one, with commas (have: afl, apfl_paper, fedavg_ft)" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_plan_that_is_not_there(tmp_path, capsys):

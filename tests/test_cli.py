@@ -156,6 +156,22 @@ def test_predict_and_export(features, tmp_path, capsys):
     assert "primary" in read(tmp_path / "alone.safetensors").tensors
 
 
+@pytest.mark.parametrize("name", ["m[/2]", "q[red]x", "a:smile:b"])
+def test_paths_are_printed_as_they_are(name, features, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert apfl("run", "--data", features, "--clients", "3", *QUICK, "--out", name) == 0
+    assert f"records: {name}/records.jsonl   models: {name}/models" in capsys.readouterr().out
+    model = f"{name}/models/apfl/seed-0/client-0.safetensors"
+    assert apfl("predict", model, features, "--out", f"{name}.csv") == 0
+    assert f"120 predictions in {name}.csv" in capsys.readouterr().err
+    assert apfl("export", model, f"{name}.safetensors") == 0
+    assert f"wrote {name}.safetensors" in capsys.readouterr().err
+    assert apfl("features", features, "--backbone", "identity", "--out", f"{name}.npz") == 0
+    assert f"120 samples: {name}.npz (120 extracted now)" in capsys.readouterr().out
+    assert apfl("table", name, "--format", "csv", "--out", f"{name}.txt") == 0
+    assert f"wrote {name}.txt" in capsys.readouterr().err
+
+
 def test_methods_and_verify(capsys):
     assert apfl("methods") == 0
     listed = capsys.readouterr().out
@@ -209,7 +225,7 @@ def test_bad_data_is_one_line_and_leaves_nothing(features, tmp_path, capsys, cha
     ("options", "message"),
     [
         (["--methods", "apfll"], "did you mean 'apfl'"),
-        (["--methods", ""], "no methods given"),
+        (["--methods", ""], "--methods '' given; name at least one"),
         (["--set", "apfl.balanse=1"], "did you mean 'balance'"),
         (["--set", "apfl.beta=-1"], "greater than 0"),
         (["--set", "apfl.beta=inf"], "finite"),
@@ -221,6 +237,8 @@ def test_bad_data_is_one_line_and_leaves_nothing(features, tmp_path, capsys, cha
         (["--set", "apfl.activation_primary=rellu"], "'relu'"),
         (["--seeds", "one"], "whole numbers with commas"),
         (["--seeds", "0,0"], "differ from each other"),
+        (["--seeds", "9223372036854775808"], "from 0 to 9223372036854775807"),
+        (["--methods", " ,"], "--methods ' ,' given; name at least one, with commas (have: afl, "),
         (["--device", "tpu"], "allowed are auto"),
         (["--data", "nowhere.npz"], "no file nowhere.npz"),
         (["--data", "imagenet"], "give 'digits'"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from apfl import random_map
+from apfl import DualStream, solve, statistics
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,18 +25,22 @@ def test_readme_snippets_run(tmp_path, monkeypatch):
     X, y = load_digits(return_X_y=True)
     X, y = X[:200], y[:200]
     site = np.array(["hospital-a", "hospital-b"])[np.arange(200) % 2]
-    z, y_onehot = torch.from_numpy(X), torch.eye(10, dtype=torch.float64)[y]
-    names = {
-        "X": X, "y": y, "site": site, "X_new": X, "site_new": site, "n_in": 64, "z": z, "y_onehot": y_onehot,
-        "psi": random_map(64, 32, seed=1),
-    }  # fmt: skip
+    names = {"X": X, "y": y, "site": site, "X_new": X, "site_new": site}
     estimator, pieces = python_blocks("README.md")
     exec(estimator, names)
     assert names["clf"].clients_ == ["hospital-a"]
     assert (tmp_path / "a.safetensors").exists()
-    # Each site runs the line with its own rows.
-    exec(pieces.replace("upload = ", "upload_a = upload_b = "), names)
-    assert names["refinement"].shape == (32, 10)
+    alone: dict[str, object] = {}  # the pieces need nothing but themselves
+    exec(pieces, alone)
+    model, data, rows = alone["model"], alone["data"], alone["a"]
+    assert data.features.dtype == torch.float32  # as every loader gives it
+    of_both = solve(statistics(alone["phi"](alone["z"]), alone["y"]), ridge=1.0)
+    torch.testing.assert_close(alone["primary"], of_both, rtol=0, atol=1e-10)  # conditioned 2e5
+    primary_alone = DualStream(alone["phi"], alone["primary"])
+    hits, hits_of_primary = (
+        int((each.predict(data.features[rows]) == data.labels[rows]).sum()) for each in (model, primary_alone)
+    )
+    assert 850 < hits_of_primary < hits <= 900
 
 
 def test_running_page_snippet_runs(tmp_path, monkeypatch):

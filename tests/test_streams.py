@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from apfl.container import read, write
+from apfl.container import read, replacing, write
 from apfl.errors import InputError
 from apfl.federation import load_model
 from apfl.leaveout import LeftOut, hat_basis, leverage_sketch, whiten
@@ -196,3 +197,14 @@ def test_bad_features_and_ridges_are_refused():
 
 def test_one_hot_counts():
     assert one_hot(torch.tensor([1, 1, 0]), 3).sum(0).tolist() == [1, 2, 0]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """Otherwise a power cut may leave the name without the contents."""
+    order, flush, rename = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: order.append(os.fstat(handle).st_size) or flush(handle))
+    monkeypatch.setattr(os, "replace", lambda old, new: order.append(new.name) or rename(old, new))
+    with replacing(tmp_path / "record.json") as temporary:
+        temporary.write_text("whole")
+    assert order == [len("whole"), "record.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]

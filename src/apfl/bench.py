@@ -9,6 +9,7 @@ OUT/failed/KEY.txt       why a cell failed
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Event", "claim", "execute", "inspect", "jobs_for"]
+__all__ = ["Event", "claim", "damaged", "execute", "inspect", "jobs_for"]
 
 GRACE = 30  # seconds that a stopped process has to write its checkpoint
 
@@ -55,7 +56,8 @@ def claim(folder: Path, plan: Plan, keys: Sequence[str]) -> Iterator[None]:
     with lock:
         _take(lock, folder)
         _refuse_others(folder, keys)
-        for left_over in folder.glob("*/.*.tmp"):  # of a process that was killed while it wrote
+        in_vain = [*folder.glob("*/.*.tmp"), *damaged(folder, keys)]  # by processes that were killed while they wrote
+        for left_over in in_vain:
             left_over.unlink(missing_ok=True)
         with replacing(folder / "plan.toml") as temporary:
             temporary.write_text(to_toml(plan))
@@ -89,14 +91,37 @@ def _refuse_others(folder: Path, keys: Sequence[str]) -> None:
         )
 
 
+def damaged(folder: Path, keys: Sequence[str]) -> list[Path]:
+    """The results of these cells, and of any tuning, that were cut short: by a power cut, or a disk that was full."""
+    found = [*(folder / "cells" / f"{key}.json" for key in keys), *sorted(folder.glob("tuning/*.jsonl"))]
+    return [path for path in found if path.exists() and _cut_short(path)]
+
+
+def _cut_short(path: Path) -> bool:
+    """Whether a file is empty or breaks off. One that is whole but of another version is not for us to replace."""
+    try:
+        text = path.read_text()
+        for line in [text] if path.suffix == ".json" else text.splitlines() or [""]:
+            json.loads(line)
+    except OSError:
+        return False
+    except ValueError:  # of JSON, or of the encoding
+        return True
+    return False
+
+
+def _is_done(path: Path) -> bool:
+    return path.exists() and not _cut_short(path)
+
+
 def jobs_for(cells: Mapping[str, Cell], folder: Path, data: str | None, device: str) -> list[Job]:
     """What is left to do, in order: the tuning of a method comes before the cells that wait for it."""
     jobs: dict[str, Job] = {}
     for key, cell in cells.items():
-        if (folder / "cells" / f"{key}.json").exists():
+        if _is_done(folder / "cells" / f"{key}.json"):
             continue
         tuning = cell.tuning_key(data, device) if cell.tune else None
-        if tuning is not None and not (folder / "tuning" / f"{tuning}.jsonl").exists():
+        if tuning is not None and not _is_done(folder / "tuning" / f"{tuning}.jsonl"):
             jobs.setdefault(tuning, Job(tuning, cell, tuning=True))
         jobs[key] = Job(key, cell, needs=tuning)
     return list(jobs.values())

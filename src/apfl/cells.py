@@ -15,7 +15,7 @@ from apfl.errors import InputError, unknown
 from apfl.federation import Method
 from apfl.methods import load_method, method_class
 from apfl.methods._training import Training
-from apfl.plan import SEEDS, STRICT, Plan, Seeds, tables_of, validated
+from apfl.plan import SEED, SEEDS, STRICT, Plan, Seed, Seeds, tables_of, validated
 from apfl.protocol import Protocol
 from apfl.tuning import own_axes
 
@@ -147,10 +147,10 @@ def _check_axes(
 class _MethodOptions(BaseModel):
     model_config = STRICT
 
-    tune: bool | dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+    tune: bool | Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] = Field(
         False, description="true, false, or lists of values to try: {SETTING = [VALUE, VALUE]}"
     )
-    tuning_seed: Annotated[int, Field(ge=0)] | None = None  # its first seed, unless the command line gives others
+    tuning_seed: Seed | None = Field(None, description=SEED)  # its first seed, unless the command line gives others
     seeds: Seeds | None = Field(None, description=SEEDS)
     oracle: bool = False  # beside the method, its best settings on the test rows
 

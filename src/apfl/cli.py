@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=None if arguments is None else list(arguments), prog_name="apfl")
     except InputError as error:
         message = " ".join(str(error).split())
-        Console(stderr=True).print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+        Console(emoji=False, stderr=True).print(
+            f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
         raise SystemExit(2) from None
 
 

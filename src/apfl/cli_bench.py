@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from apfl import estimate
-from apfl.bench import Event, claim, execute, inspect, jobs_for
+from apfl.bench import Event, claim, damaged, execute, inspect, jobs_for
 from apfl.bench_worker import Job, Setting
 from apfl.cells import Cell, cells
 from apfl.cli_features import (
@@ -28,8 +27,8 @@ from apfl.cli_features import (
     SplitsOption,
     load_data,
 )
-from apfl.cli_options import MinimumOption, device_of, seeds_of
-from apfl.cli_progress import Board, duration
+from apfl.cli_options import MinimumOption, device_of, names_of, seeds_of
+from apfl.cli_progress import Board, duration, err, out
 from apfl.container import replacing
 from apfl.errors import InputError
 from apfl.experiment import read_records
@@ -42,8 +41,6 @@ from apfl.report.terminal import human_bytes, results_table
 from apfl.workers import n_cores
 
 __all__ = ["bench"]
-
-out, err = Console(), Console(stderr=True)
 
 
 def bench(
@@ -112,7 +109,8 @@ def bench(
         plan, source=None if data is None else {"data": data}, backbone=backbone, pooling=pooling, revision=revision,
         backbone_revision=backbone_revision, splits=splits, image_column=image_column, label_column=label_column,
         feature_column=feature_column, on_corrupt=on_corrupt, rounds=rounds, threads=threads,
-        only=None if methods is None else _names(methods), seeds=None if seeds is None else seeds_of(seeds),
+        only=None if methods is None else names_of(methods, read_plan(plan).methods),
+        seeds=None if seeds is None else seeds_of(seeds),
         protocol={"n_clients": clients, "alpha": alpha, "minimum": minimum, "client_column": client_column},
     )  # fmt: skip
     todo, where = cells(given), str(device_of(device))
@@ -124,6 +122,9 @@ def bench(
     folder = folder or Path("runs") / f"{plan.stem}-{Path(dataset.name).stem}"
     inspect(folder, list(keyed))
     left = jobs_for(keyed, folder, identity, where)
+    if cut_short := damaged(folder, list(keyed)):
+        shown = f"{cut_short[0].parent.name}/{cut_short[0].name}" + " and others" * (len(cut_short) > 1)
+        err.print(f"cut short, perhaps by a power cut, and so done again: {shown}", soft_wrap=True)
     n_workers = jobs or _fitting(todo, dataset, given.threads, where)
     _show(given.title or plan.stem, keyed, left, dataset, n_workers, given.threads)
     if dry_run:
@@ -137,10 +138,6 @@ def bench(
 
 def _count(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _check_federations(todo: Iterable[Cell], dataset: Dataset) -> None:
@@ -174,7 +171,8 @@ def _show(
     """How much there is to do, and a guess of what it takes."""
     done = len(keyed) - sum(not job.tuning for job in left)
     tunings = sum(job.tuning for job in left)
-    err.print(f"{title}: {_count(len(keyed), 'cell')} on {dataset.name}" + (f", {done} done before" if done else ""))
+    before = f", {done} done before" if done else ""
+    err.print(f"{title}: {_count(len(keyed), 'cell')} on {dataset.name}{before}", soft_wrap=True)
     if not left:
         return
     speed = estimate.rate(threads)
@@ -240,14 +238,16 @@ def _conclude(folder: Path, keyed: Mapping[str, Cell], failed: Mapping[str, str]
     for record in _labelled(records):
         groups.setdefault(str(sorted(record.protocol.items(), key=str)), []).append(record)
     for group in groups.values():
-        out.print(results_table(group))
+        out.print(results_table(group), markup=True)
     out.print(f"records: {folder / 'cells'}", soft_wrap=True)
     out.print(f"next:    apfl table {folder}    apfl report {folder}", soft_wrap=True)
     for key, why in failed.items():
         last = why.strip().splitlines()[-1]
-        err.print(f"failed: {key}: {last}", style="red", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"failed: {key}: {last}", style="red", highlight=False, soft_wrap=True)
     if failed:
-        err.print(f"{len(failed)} failed; {folder / 'failed'} says why. The same command tries them again.")
+        err.print(
+            f"{len(failed)} failed; {folder / 'failed'} says why. The same command tries them again.", soft_wrap=True
+        )
         raise typer.Exit(1)
 
 

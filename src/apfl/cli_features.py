@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from apfl.backbones import load_backbone
-from apfl.cli_progress import Counter
+from apfl.cli_progress import Counter, err, out
 from apfl.data import Samples, open_source
 from apfl.data.features import load as load_features
 from apfl.data.samples import vectors
@@ -19,8 +18,6 @@ from apfl.features import Extraction, cached_file, extract
 from apfl.federation import Dataset
 
 __all__ = ["features", "load_data"]
-
-out, err = Console(), Console(stderr=True)
 
 BackboneOption = Annotated[
     str | None,
@@ -157,5 +154,5 @@ def _extract(
         err.print("stopped; the same command goes on where this one was.")
         raise typer.Exit(130) from None
     for where, why in result.skipped.items():
-        err.print(f"skipped {where}: {why}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"skipped {where}: {why}", style="yellow", highlight=False, soft_wrap=True)
     return result

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.live import Live
 
 from apfl.cli_leave import FolderArgument, forget, leave, server_of
+from apfl.cli_progress import err, out
 from apfl.cli_site import (
     JsonOption,
     SetOption,
@@ -37,8 +37,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-out, err = Console(), Console(stderr=True)
-
 
 app.command()(keys)
 
@@ -105,7 +103,7 @@ def server(
             while process.poll() is None:
                 time.sleep(2)
                 for new in where.admit() if where.secure else []:
-                    out.print(f"admitted {new}")
+                    out.print(f"admitted {new}", soft_wrap=True)
         except KeyboardInterrupt:
             out.print("stopped; start it again with the same folder to go on")
             return
@@ -138,7 +136,9 @@ def run(
     try:
         last = follow(folder, run_id, lambda event: _tell(event, as_json))
     except KeyboardInterrupt:
-        err.print(f"run {run_id} goes on at the server; look on with: apfl federate status {folder} --watch")
+        err.print(
+            f"run {run_id} goes on at the server; look on with: apfl federate status {folder} --watch", soft_wrap=True
+        )
         raise typer.Exit(130) from None
     if not last["published"]:
         who = ", ".join(last["members"]) or "none"
@@ -184,14 +184,14 @@ def result(
 
     told = summary(folder)
     if as_json:
-        out.print(json.dumps(told), soft_wrap=True, highlight=False, markup=False)
+        out.print(json.dumps(told), soft_wrap=True, highlight=False)
     else:
         for key, value in told.items():
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-            out.print(f"{key:<12} {shown}", soft_wrap=True, highlight=False, markup=False)
+            out.print(f"{key:<12} {shown}", soft_wrap=True, highlight=False)
     if target is not None:
         primary_model(folder, target)
-        err.print(f"wrote {target}; without a site's refinement it is what a new site starts from")
+        err.print(f"wrote {target}; without a site's refinement it is what a new site starts from", soft_wrap=True)
 
 
 app.command()(simulate)
@@ -220,4 +220,4 @@ def _tell(event: dict[str, Any], as_json: bool) -> None:
         return
     from apfl.flower.events import in_words
 
-    err.print(in_words(event), markup=False, highlight=False, soft_wrap=True)
+    err.print(in_words(event), highlight=False, soft_wrap=True)

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from apfl.cli_progress import out
 from apfl.cli_site import JsonOption, need_flower
 from apfl.deploy import Coordinator, Evidence
 from apfl.errors import InputError
 
 __all__ = ["FolderArgument", "forget", "leave", "server_of"]
-
-out = Console()
 
 FolderArgument = Annotated[Path, typer.Argument(help="The server's folder for this federation.")]
 SiteArgument = Annotated[str, typer.Argument(help="The site to take out.")]
@@ -62,10 +60,10 @@ def _take_out(folder: Path, site: str, contribution: Path | None, forget: bool, 
         evidence = follow(folder, run_id, lambda event: None)["evidence"]
     _dismiss(folder, site)
     if as_json:
-        out.print(json.dumps(evidence), soft_wrap=True, highlight=False, markup=False)
+        out.print(json.dumps(evidence), soft_wrap=True, highlight=False)
         return
     for line in Evidence(**evidence).lines():
-        out.print(line, soft_wrap=True, highlight=False, markup=False)
+        out.print(line, soft_wrap=True, highlight=False)
     if evidence["publication"] is not None:
         out.print(f"sites refit with the next run: apfl federate run {folder}", soft_wrap=True)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from apfl.cli_options import (
@@ -22,7 +21,7 @@ from apfl.cli_options import (
     PartitionOption,
     protocol_of,
 )
-from apfl.cli_progress import spinner
+from apfl.cli_progress import err, out, spinner
 from apfl.container import read, replacing, write
 from apfl.data import load_dataset
 from apfl.data.features import array_names, load_unlabelled
@@ -33,8 +32,6 @@ from apfl.methods import method_class, method_names
 from apfl.verify import verify as verify_theorems
 
 __all__ = ["export", "methods", "predict", "verify"]
-
-out, err = Console(), Console(stderr=True)
 
 
 def predict(
@@ -66,7 +63,7 @@ def predict(
     else:
         with replacing(target) as temporary, temporary.open("w", newline="") as stream:
             csv.writer(stream).writerows(lines)
-        err.print(f"{len(predicted)} predictions in {target}")
+        err.print(f"{len(predicted)} predictions in {target}", soft_wrap=True)
     if labels is not None:
         hits = sum(a == b for a, b in zip(predicted, labels, strict=True))
         err.print(f"accuracy {hits / len(labels):.4f} on {len(labels)} labelled rows")
@@ -78,7 +75,7 @@ def export(
 ) -> None:
     """Make one self-contained file of a model that refers to a shared primary stream."""
     write(read(model), target)
-    err.print(f"wrote {target} ({target.stat().st_size / 1e6:.1f} MB)")
+    err.print(f"wrote {target} ({target.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
 
 
 def methods(

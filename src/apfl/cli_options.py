@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import torch
 import typer
 
 from apfl.errors import InputError
+from apfl.plan import LARGEST_SEED
 from apfl.protocol import Protocol
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "MinimumOption",
     "PartitionOption",
     "device_of",
+    "names_of",
     "protocol_of",
     "seeds_of",
 ]
@@ -53,14 +56,22 @@ MinimumOption = Annotated[
 ]
 
 
+def names_of(text: str, have: Iterable[str]) -> list[str]:
+    """The names of --methods; at least one. Whether each is one of those we have is for the caller."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InputError(f"--methods {text!r} given; name at least one, with commas (have: {', '.join(have)})")
+    return names
+
+
 def seeds_of(text: str) -> list[int]:
     """The numbers of --seeds."""
     try:
         seeds = [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"--seeds {text!r} given; expected whole numbers with commas, for example 0,1,2") from None
-    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise InputError(f"--seeds {text!r} given; they must be 0 or more and differ from each other")
+    if not 0 <= min(seeds) <= max(seeds) <= LARGEST_SEED or len(set(seeds)) < len(seeds):
+        raise InputError(f"--seeds {text!r} given; they must be from 0 to {LARGEST_SEED} and differ from each other")
     return seeds
 
 

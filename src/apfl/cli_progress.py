@@ -19,9 +19,10 @@ from rich.progress import (
 from apfl.bench import Event
 from apfl.measure import Record
 
-__all__ = ["Board", "Counter", "duration", "ended", "line", "spinner"]
+__all__ = ["Board", "Counter", "duration", "ended", "err", "line", "out", "spinner"]
 
-err = Console(stderr=True)
+# Titles, names and paths are the user's own: "[red]" or ":smile:" in them is what they are called.
+out, err = Console(markup=False, emoji=False), Console(stderr=True, markup=False, emoji=False)
 
 
 def duration(seconds: float) -> str:
@@ -44,7 +45,7 @@ def spinner() -> Progress:
 def line(words: str) -> None:
     """For whoever reads a log; on a terminal something moves, and that is enough."""
     if not err.is_terminal:
-        err.print(words, soft_wrap=True, markup=False, highlight=False)
+        err.print(words, soft_wrap=True, highlight=False)
 
 
 def ended(n: int, total: int, record: Record) -> None:
@@ -57,7 +58,7 @@ class Counter:
 
     def __init__(self, what: str, total: int) -> None:
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
+from apfl.cli_options import names_of
+from apfl.cli_progress import err, out
 from apfl.container import replacing
 from apfl.errors import InputError, unknown
 from apfl.measure import Record
@@ -20,8 +21,6 @@ from apfl.report.results import METRICS, results
 from apfl.report.trackers import send
 
 __all__ = ["plot", "report", "table", "track"]
-
-out, err = Console(), Console(stderr=True)
 
 RecordsArgument = Annotated[
     list[Path],
@@ -61,7 +60,7 @@ def table(
     if target is not None:
         with replacing(target) as temporary:
             temporary.write_text(FORMATS[style](found, digits), encoding="utf-8")
-        err.print(f"wrote {target}", soft_wrap=True, markup=False, highlight=False)
+        err.print(f"wrote {target}", soft_wrap=True, highlight=False)
     elif style == "terminal":
         out.print(terminal(found, out.width, digits))
     else:
@@ -88,7 +87,7 @@ def plot(
     """
     if name is None:
         for each, shows in FIGURES.items():
-            out.print(f"--figure {each:<12} {shows}", soft_wrap=True, markup=False, highlight=False)
+            out.print(f"--figure {each:<12} {shows}", soft_wrap=True, highlight=False)
         return
     target = target or Path(f"{name}.png")
     from apfl.report.figures import figure  # matplotlib takes its time; the other commands need not wait for it
@@ -96,7 +95,7 @@ def plot(
 
     sheet = gather(_chosen(paths, methods, federation))
     save(figure(name, sheet, results(sheet, against=against).ours, x), target)
-    err.print(f"wrote {target}", soft_wrap=True, markup=False, highlight=False)
+    err.print(f"wrote {target}", soft_wrap=True, highlight=False)
 
 
 def report(
@@ -121,7 +120,7 @@ def report(
         )
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    err.print(f"wrote {target} ({len(text) / 1e6:.1f} MB)", soft_wrap=True, markup=False, highlight=False)
+    err.print(f"wrote {target} ({len(text) / 1e6:.1f} MB)", soft_wrap=True, highlight=False)
 
 
 def track(
@@ -145,7 +144,7 @@ def track(
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         for _, sent in progress.track(send(records, to, uri, project), total=len(records), description="sending"):
             new += sent
-    err.print(f"{new} of {len(records)} records were new to {to}", soft_wrap=True, markup=False, highlight=False)
+    err.print(f"{new} of {len(records)} records were new to {to}", soft_wrap=True, highlight=False)
 
 
 def _chosen(paths: list[Path], methods: str | None, federation: str | None) -> list[Record]:
@@ -153,7 +152,7 @@ def _chosen(paths: list[Path], methods: str | None, federation: str | None) -> l
     records = read(paths)
     if methods is not None:
         have = sorted({record.method for record in records})
-        wanted = [name.strip() for name in methods.split(",") if name.strip()]
+        wanted = names_of(methods, have)
         for name in wanted:
             if name not in have:
                 raise unknown("method in these records", name, have)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from apfl.cli_features import (
     BackboneOption,
@@ -21,12 +20,11 @@ from apfl.cli_features import (
     load_data,
 )
 from apfl.cli_options import device_of
+from apfl.cli_progress import out
 from apfl.report.gather import read
 from apfl.rerun import differences, run_again, select
 
 __all__ = ["rerun"]
-
-out = Console()
 
 
 def rerun(
@@ -71,5 +69,5 @@ def rerun(
         return
     out.print(f"DIFFERS: {what}, {100 * again.accuracy_client_mean:.4f} % now", soft_wrap=True)
     for line in found:
-        out.print(f"  {line}", soft_wrap=True, markup=False)
+        out.print(f"  {line}", soft_wrap=True)
     raise typer.Exit(1)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from apfl.cli_features import (
     BackboneOption,
@@ -33,10 +32,11 @@ from apfl.cli_options import (
     MinimumOption,
     PartitionOption,
     device_of,
+    names_of,
     protocol_of,
     seeds_of,
 )
-from apfl.cli_progress import ended, line, spinner
+from apfl.cli_progress import ended, err, line, out, spinner
 from apfl.container import replacing
 from apfl.errors import InputError
 from apfl.experiment import Protocol, federate, keep_record, read_records, save_models
@@ -48,8 +48,6 @@ from apfl.report.terminal import results_table
 from apfl.tuning import tune_once
 
 __all__ = ["run"]
-
-out, err = Console(), Console(stderr=True)
 
 TestColumnOption = Annotated[str | None, typer.Option(help="Column that is true for test rows.")]
 GroupColumnOption = Annotated[
@@ -131,12 +129,12 @@ def run(
                 ended(len(records), len(federations) * len(chosen), record)
     except KeyboardInterrupt:
         _leave_no_empty(folder)
-        err.print(_stopped(folder, len(records)), soft_wrap=True, markup=False, highlight=False)
+        err.print(_stopped(folder, len(records)), soft_wrap=True, highlight=False)
         raise typer.Exit(130) from None
     except InputError:
         _leave_no_empty(folder)
         raise
-    out.print(results_table(records))
+    out.print(results_table(records), markup=True)
     for record in records:
         if record.chosen and record.seed == seed_list[0]:
             plain = {key: value for key, value in record.chosen.items() if isinstance(value, int | float | str)}
@@ -222,9 +220,7 @@ def _stopped(folder: Path, n_records: int) -> str:
 
 def _methods(names: str, assignments: Sequence[str]) -> dict[str, Method]:
     """The methods asked for, with the settings of --set."""
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    if not wanted:
-        raise InputError(f"no methods given (have: {', '.join(method_names())})")
+    wanted = names_of(names, method_names())
     settings: dict[str, dict[str, Any]] = {name: {} for name in wanted if method_class(name)}
     for assignment in assignments:
         method, dot, rest = assignment.partition(".")

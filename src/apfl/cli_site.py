@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from apfl.cli_progress import err, out
 from apfl.deploy import Site, Terms
 from apfl.deploy.status import status_of
 from apfl.errors import InputError
@@ -29,8 +29,6 @@ __all__ = [
     "simulate",
     "status_of_folder",
 ]
-
-out, err = Console(), Console(stderr=True)
 N_LINES = 8  # of what happened last, below a status that is watched
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines, for other programs.")]
@@ -120,7 +118,7 @@ def join(
     agreement = terms.read_bytes() if terms else Terms("unknown", min_per_class=min_per_class).to_json().encode()
     err.print(f"What leaves {name}" + ("" if terms else ", under the usual terms (give --terms to be exact)") + ":")
     for line in site.what_leaves(agreement).lines() if contribute else ["nothing: this site only receives"]:
-        err.print(f"  - {line}", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"  - {line}", highlight=False, soft_wrap=True)
     if show:
         return
     need_flower()
@@ -137,7 +135,9 @@ def join(
     connection = Connection(folder, name, rows, server, None if insecure else ca, key, config)
     end_as_interrupted()
     try:
-        stay_connected(connection, folder / "supernode.log", lambda line: err.print(f"{name}: {line}"), patience)
+        stay_connected(
+            connection, folder / "supernode.log", lambda line: err.print(f"{name}: {line}", soft_wrap=True), patience
+        )
     except KeyboardInterrupt:
         err.print(f"{name}: disconnected; what it contributed counts until `apfl federate leave`")
 

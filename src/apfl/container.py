@@ -21,7 +21,7 @@ from torch import Tensor
 
 from apfl.errors import InputError
 
-__all__ = ["FORMAT_VERSION", "Container", "read", "replacing", "write"]
+__all__ = ["FORMAT_VERSION", "Container", "flush", "read", "replacing", "write"]
 
 FORMAT_VERSION = 1
 
@@ -37,13 +37,17 @@ class Container:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place at the end: a reader never sees half a file."""
+    """A temporary path beside ``path`` that takes its place at the end: a reader never sees half a file.
+
+    Nor does one after a power cut: what is in it is on the disk before its name is.
+    """
     if os.path.isdir(path):  # also "." and "/", which have no name for the temporary file to take
         raise InputError(f"cannot write {path}: it is a folder; give a file name")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
+        flush(temporary)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -51,6 +55,18 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def flush(path: Path) -> None:
+    """Make what was written to a file, or the names in a folder, survive a power cut."""
+    try:
+        handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)  # Windows flushes what it may write
+    except OSError:  # some systems cannot open a folder
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write(container: Container, path: str | Path, *, shared: Iterable[str] = ()) -> None:

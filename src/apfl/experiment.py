@@ -191,11 +191,13 @@ def read_records(path: Path) -> list[Record]:
     try:
         if not path.exists():
             return []
-        lines = [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines()
-        return [Record.from_json(line) for line in lines if line.strip()]
+        if path.suffix == ".json":
+            return [Record.from_json(path.read_text())]
+        return [Record.from_json(line) for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError, InputError) as error:
         raise InputError(
-            f"{path} cannot be read as records ({error}); give a file or folder that apfl wrote"
+            f"{path} cannot be read as records ({error}); give what apfl wrote. "
+            "A cell that was cut short is run again by the `apfl bench` that wrote it"
         ) from error
 
 

@@ -18,13 +18,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apfl.errors import InputError, unknown
 
-__all__ = ["STRICT", "Plan", "Seeds", "read_plan", "tables_of", "to_toml", "validated"]
+__all__ = ["LARGEST_SEED", "STRICT", "Plan", "Seed", "Seeds", "read_plan", "tables_of", "to_toml", "validated"]
 
 log = logging.getLogger(__name__)
-SEEDS = "a list of whole numbers, 0 or more, for example [0, 1, 2]"
-Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, description=SEEDS)]
+LARGEST_SEED = 2**63 - 1  # the maps of the two streams are drawn from 2 seed and 2 seed + 1, of 64 bits
+SEED = f"a whole number from 0 to {LARGEST_SEED}"
+SEEDS = f"a list of whole numbers from 0 to {LARGEST_SEED}, for example [0, 1, 2]"
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+Seeds = Annotated[list[Seed], Field(min_length=1, description=SEEDS)]
 T = TypeVar("T", bound=BaseModel)
-Tables = dict[str, Any] | list[dict[str, Any]]
+Tables = dict[str, Any] | Annotated[list[dict[str, Any]], Field(min_length=1)]
 SOURCE = (
     "data", "backbone", "pooling", "revision", "backbone_revision", "splits",
     "image_column", "label_column", "feature_column", "on_corrupt",

@@ -52,6 +52,8 @@ def federate(dataset: Dataset, protocol: Protocol, seed: int) -> Federation:
 
 def deal(dataset: Dataset, protocol: Protocol, seed: int) -> list[Halves]:
     """The rows of every client, training and test, as indices."""
+    if protocol.minimum is not None and protocol.minimum < 1:
+        raise InputError(f"a minimum of {protocol.minimum} rows for each client given; it must be 1 or more")
     rng = np.random.default_rng(seed)
     recipe, options = load_partition(protocol.partition), _partition_options(dataset, protocol)
     parts = recipe.partition(dataset.labels.numpy(), protocol.n_clients, rng, **options)

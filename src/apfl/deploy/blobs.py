@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -10,10 +9,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from apfl.container import replacing
+from apfl.container import flush, replacing
 from apfl.errors import InputError
 
-__all__ = ["Blobs", "FolderError", "flush"]
+__all__ = ["Blobs", "FolderError"]
 
 
 class FolderError(InputError):
@@ -38,7 +37,6 @@ class Blobs:
                     temporary.write_bytes(data)
                 else:
                     save_file(dict(data), temporary)
-                flush(temporary)
         except InputError as error:
             raise FolderError(str(error)) from error
         flush(self.folder)
@@ -69,15 +67,3 @@ class Blobs:
         stray = [path.name for path in self.folder.iterdir() if path.name not in keep]
         self.remove(stray)
         return stray
-
-
-def flush(path: Path) -> None:
-    """Make what was written to a file, or the names in a folder, survive a power cut."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:  # some systems cannot open a folder
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from apfl.container import read, replacing, write
 from apfl.data import load_dataset
-from apfl.deploy.blobs import flush
 from apfl.deploy.contribution import encode
 from apfl.deploy.fitting import left_out_hits, personal_model
 from apfl.deploy.messages import Broadcast, open_choice, open_publication, seal_description, seal_metrics, seal_table
@@ -256,4 +255,3 @@ class Site:
     def _write(self, terms: Terms, name: str, data: bytes) -> None:
         with replacing(self.home(terms) / name) as temporary:
             temporary.write_bytes(data)
-            flush(temporary)
