@@ -314,7 +314,7 @@ def test_a_record_is_run_again_and_compared(undisturbed, tmp_path, capsys):
     record["data_sha256"] = "another"
     other.write_text(json.dumps(record))
     assert here("rerun", other) == 2
-    assert "is not the file" in capsys.readouterr().err
+    assert "is not what the record is of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [(), ("--dry-run",)])
