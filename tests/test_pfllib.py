@@ -82,3 +82,11 @@ def test_damaged_clients_are_one_line(tmp_path, clients, damage):
     (folder / "config.json").write_text("{}")
     with pytest.raises(InputError, match="not PFLlib's"):
         load_dataset(str(folder))
+    (folder / "config.json").write_text('{"num_clients": 0, "num_classes": 10}')
+    with pytest.raises(InputError, match="has 0 clients and 10 classes; 1 or more"):
+        load_dataset(str(folder))
+
+
+def test_an_empty_name_is_not_the_folder_one_is_in():
+    with pytest.raises(InputError, match="no data ''"):
+        load_dataset("")

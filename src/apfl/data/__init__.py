@@ -54,7 +54,7 @@ def _loader(source: str) -> Callable[..., Dataset | Samples]:
         return digits.load
     if source in hub.PRESETS:  # a folder of that name is ./cifar100: what lies around must not change what a name means
         return hub.load
-    if path.is_dir():
+    if source and path.is_dir():  # an empty name would be the folder one is in
         if pfllib.is_pfllib(path):
             return pfllib.load
         return hub.load_saved if hub.is_saved(path) else folder.load

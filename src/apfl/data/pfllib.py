@@ -69,9 +69,14 @@ def load(path: str | Path) -> Dataset | Samples:
 def _config(path: Path) -> tuple[int, int]:
     try:
         config = json.loads((path / "config.json").read_text())
-        return int(config["num_clients"]), int(config["num_classes"])
+        n_clients, n_classes = int(config["num_clients"]), int(config["num_classes"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path / 'config.json'} is not PFLlib's: no num_clients and num_classes ({error})") from error
+    if min(n_clients, n_classes) < 1:
+        raise InputError(
+            f"{path / 'config.json'} has {n_clients} clients and {n_classes} classes; 1 or more are needed"
+        )
+    return n_clients, n_classes
 
 
 def _client(path: Path) -> tuple[np.ndarray, np.ndarray]:
