@@ -52,7 +52,6 @@ class Batch:
 
     heads: Heads  # in the stack of all heads
     own: slice  # in the stack of those that take part
-    epoch: int
     x: Tensor  # (a, b, l)
     y: Tensor  # (a, b)
     share: Tensor  # (a or 1, b or 1, 1): 1 / rows of the minibatch, 0 for a row that only fills up

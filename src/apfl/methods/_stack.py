@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -52,11 +53,21 @@ class Stack:
         self.labels = torch.cat([clients[k].labels for k in self.order]).long()
         self.sizes = [len(clients[k]) for k in self.order]
         self.starts = np.cumsum([0, *self.sizes[:-1]])
-        self.block = max(1, BLOCK // len(points)) if self.features.device.type == "cpu" else len(clients)
+        self.block = self._block_of(len(points))
         # Moments, where the normaliser needs them, are summed before the first round.
         self.prelude = len(clients) * moments_bytes(first.normalise, self.features.shape[1])
         self.bytes_up = self.bytes_down = self.prelude
         self._schedules: dict[tuple[Any, ...], list[tuple[int, int, Tensor, Tensor]]] = {}
+
+    def _block_of(self, n_points: int) -> int:
+        """How many clients are trained together."""
+        return max(1, BLOCK // n_points) if self.features.device.type == "cpu" else len(self.sizes)
+
+    def only(self, which: Sequence[int]) -> Stack:
+        """The same clients and rows with some of the grid points; what it exchanges is counted there."""
+        some = copy(self)
+        some.points, some.block = [self.points[i] for i in which], self._block_of(len(which))
+        return some
 
     @property
     def everyone(self) -> range:
@@ -142,31 +153,27 @@ class Stack:
         t: int,
         rule: Rule = descend,
         *,
-        epochs: Tensor | None = None,
+        epochs: int | None = None,
         skip: int = 0,
         everyone: bool = False,
         penalty: Callable[[Batch, Tensor], Tensor] | None = None,
     ) -> Params:
         """New parameters after some local epochs of those who take part in round ``t``; the others stay as they are.
 
-        ``epochs`` (heads, 1, 1) may differ between grid points; ``skip`` passes over so many epochs of the stream.
+        ``skip`` passes over so many epochs of the minibatch stream.
         """
         there = list(self.everyone) if everyone else self.participants(t)
         lr = self.value("lr")
-        epochs = self.value("epochs") if epochs is None else epochs
-        if not (most := int(epochs.max())):
+        epochs = self.points[0].epochs if epochs is None else epochs
+        if not epochs:
             return dict(params)
-        alike = bool((epochs == most).all())
         index = None if len(there) == len(self.sizes) else self.heads_of(there)
         own = {name: p.clone() if index is None else p[index] for name, p in params.items()}
-        rows = self.shuffles(t, most, skip)
+        rows = self.shuffles(t, epochs, skip)
 
         def work(first: int) -> None:
             for batch in self._block(there, first, rows, self.points[0].batch):
-                rate = lr[batch.heads]
-                if not alike:
-                    rate = rate * (batch.epoch < epochs[batch.heads])
-                step({name: p[batch.own] for name, p in own.items()}, batch, rate, rule, penalty=penalty)
+                step({name: p[batch.own] for name, p in own.items()}, batch, lr[batch.heads], rule, penalty=penalty)
 
         over_clients(work, range(0, len(there), self.block), self.features.device)
         if index is None:
@@ -189,12 +196,12 @@ class Stack:
         table = torch.from_numpy(np.stack([np.concatenate(epoch) for epoch in zip(*drawn, strict=True)]))
         schedule = self._schedule(tuple(len(own[0]) for own in drawn), size)
         index = None if len(places) == len(self.sizes) else self.heads_of(some)
-        for epoch, shuffled in enumerate(table.to(self.features.device)):
+        for shuffled in table.to(self.features.device):
             for a, b, positions, share in schedule:
                 chosen = shuffled[positions]
                 x = self.features.index_select(0, chosen.flatten()).view(*chosen.shape, -1)
                 own = slice(first * n_points + a, first * n_points + b)
-                yield Batch(own if index is None else index[a:b], own, epoch, x, self.labels[chosen], share)
+                yield Batch(own if index is None else index[a:b], own, x, self.labels[chosen], share)
 
     def heads_of(self, places: Sequence[int]) -> Tensor:
         """The heads of the clients at some places, (heads,)."""
@@ -203,11 +210,12 @@ class Stack:
 
     def _schedule(self, sizes: tuple[int, ...], size: int) -> list[tuple[int, int, Tensor, Tensor]]:
         """The steps of one epoch of a block: (first head, last head + 1, where their rows stand, 1 / rows)."""
-        found = self._schedules.get((sizes, size))
+        key = (sizes, size, len(self.points))
+        found = self._schedules.get(key)
         if found is None:
             if len(self._schedules) > 64:  # sampled clients make a new block almost every round
                 self._schedules.clear()
-            found = self._schedules[sizes, size] = list(self._steps(np.array(sizes), size))
+            found = self._schedules[key] = list(self._steps(np.array(sizes), size))
         return found
 
     def _steps(self, sizes: np.ndarray, size: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:

@@ -7,13 +7,15 @@ the number of epochs is what matters and is tuned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
+from apfl.methods._alike import alike
 from apfl.methods._stack import Stack
 from apfl.methods._training import RATES, State
 from apfl.methods.fedavg import FedAvg
@@ -30,10 +32,38 @@ class FedAvgFT(FedAvg):
     stacked: ClassVar[frozenset[str]] = frozenset({"finetune_epochs", "lr"})
     grid: ClassVar[Mapping[str, Any]] = {"lr": RATES, "finetune_epochs": (3, 20, 100)}
 
+    def advance(self, stack: Stack, state: State, t: int) -> State:
+        return before_finetuning(super().advance, stack, state, t)
+
     def heads(self, stack: Stack, state: State, t: int) -> Mapping[str, Tensor]:
         return finetuned(stack, state, t) if t == self.n_rounds else state["global"]
 
 
+def before_finetuning(advance: Callable[[Stack, State, int], State], stack: Stack, state: State, t: int) -> State:
+    """A round in which grid points that differ only in what comes after it are trained once."""
+    groups = alike(stack.points, without=("finetune_epochs",))
+    some = stack.only([places[0] for places in groups])
+    first = {name: p[[places[0] for places in groups]] for name, p in state["global"].items()}
+    trained = advance(some, {"global": first}, t)["global"]
+    stack.bytes_up, stack.bytes_down = some.bytes_up, some.bytes_down
+    group_of = {place: i for i, places in enumerate(groups) for place in places}
+    each = [group_of[place] for place in range(len(stack.points))]
+    return {"global": {name: p[each] for name, p in trained.items()}}
+
+
 def finetuned(stack: Stack, state: State, t: int) -> Mapping[str, Tensor]:
-    """Everyone's copy of the shared head, trained on; the minibatch stream goes on where the rounds ended."""
-    return stack.train(stack.spread(state["global"]), t, epochs=stack.value("finetune_epochs"), everyone=True)
+    """Everyone's copy of the shared head, trained on; the minibatch stream goes on where the rounds ended.
+
+    Grid points that ask for fewer epochs stop there, and the others go on.
+    """
+    heads, done = stack.spread(state["global"]), 0
+    for epochs in sorted({point.finetune_epochs for point in stack.points}):
+        going = [i for i, point in enumerate(stack.points) if point.finetune_epochs >= epochs]
+        index = (
+            torch.arange(stack.n_heads, device=stack.features.device).view(-1, len(stack.points))[:, going].flatten()
+        )
+        own = {name: p[index] for name, p in heads.items()}
+        trained = stack.only(going).train(own, t, epochs=epochs - done, skip=done, everyone=True)
+        heads = {name: p.index_copy(0, index, trained[name]) for name, p in heads.items()}
+        done = epochs
+    return heads

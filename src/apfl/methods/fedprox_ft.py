@@ -14,7 +14,7 @@ from torch import Tensor
 
 from apfl.methods._stack import Stack
 from apfl.methods._training import RATES, State
-from apfl.methods.fedavg_ft import finetuned
+from apfl.methods.fedavg_ft import before_finetuning, finetuned
 from apfl.methods.fedprox import FedProx
 
 
@@ -28,6 +28,9 @@ class FedProxFT(FedProx):
     admits: ClassVar[bool] = True
     stacked: ClassVar[frozenset[str]] = frozenset({"finetune_epochs", "lr", "mu"})
     grid: ClassVar[Mapping[str, Any]] = {"lr": RATES, "finetune_epochs": (3, 20, 100)}
+
+    def advance(self, stack: Stack, state: State, t: int) -> State:
+        return before_finetuning(super().advance, stack, state, t)
 
     def heads(self, stack: Stack, state: State, t: int) -> Mapping[str, Tensor]:
         return finetuned(stack, state, t) if t == self.n_rounds else state["global"]

@@ -73,13 +73,13 @@ def _alternate(stack: Stack, local: Params, mask: Params, t: int) -> Params:
 
     The second passes take the minibatch stream as every other method does; the first ones go on after it.
     """
-    one, epochs = torch.ones_like(stack.value("epochs")), stack.points[0].epochs
+    epochs = stack.points[0].epochs
     if not any(bool(p.any()) for p in mask.values()):
         return stack.train(local, t)
     shared = masked({name: 1 - p for name, p in mask.items()})
     for epoch in range(epochs):
-        local = stack.train(local, t, masked(mask), epochs=one, skip=epochs + epoch)
-        local = stack.train(local, t, shared, epochs=one, skip=epoch)
+        local = stack.train(local, t, masked(mask), epochs=1, skip=epochs + epoch)
+        local = stack.train(local, t, shared, epochs=1, skip=epoch)
     return local
 
 
