@@ -252,6 +252,19 @@ def test_a_client_without_test_rows_in_one_seed_keeps_its_place():
     assert difference.n_clients == 9
 
 
+def test_short_training_of_the_others_is_said():
+    def told(*n_rounds: int) -> list[str]:
+        others = [
+            record(name, settings={"n_rounds": n})
+            for name, n in zip(("ditto", "fedavg", "fedas"), n_rounds, strict=False)
+        ]
+        return summary(results(gather([record("apfl"), *others])))
+
+    assert told(1)[-1] == "The gradient methods were trained for 1 round; the paper has 200."
+    assert told(2, 50)[-1] == "The gradient methods were trained for 2 to 50 rounds; the paper has 200."
+    assert "trained" not in told(200, 400)[-1]
+
+
 def test_behind_is_said():
     lines = summary(results(gather([record("apfl", accuracies=[0.6, 0.5]), record("ditto", accuracies=[0.9, 0.8])])))
     assert "30.0 points BEHIND" in lines[0]

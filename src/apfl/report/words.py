@@ -7,11 +7,25 @@ from apfl.report.results import Results
 
 __all__ = ["notes", "p_text", "summary"]
 
+ROUNDS = 200  # of the gradient methods in the paper
 FEW = 30  # below, percentile intervals of a bootstrap cover less than they say
 
 
 def summary(results: Results) -> list[str]:
-    """One sentence for each federation, after one that counts them; it says where our method is behind."""
+    """One sentence for each federation, after one that counts them; it says where our method is behind, and last
+    whether the others were trained for fewer rounds than the paper's."""
+    return [*_standings(results), *_short_training(results)]
+
+
+def _short_training(results: Results) -> list[str]:
+    trained = sorted({record.settings["n_rounds"] for record in results.sheet.all if "n_rounds" in record.settings})
+    if not trained or trained[0] >= ROUNDS:
+        return []
+    told = f"{trained[0]}" if len(trained) == 1 else f"{trained[0]} to {trained[-1]}"
+    return [f"The gradient methods were trained for {told} round{'s' * (trained != [1])}; the paper has {ROUNDS}."]
+
+
+def _standings(results: Results) -> list[str]:
     ours = results.ours
     if ours is None or not results.differences:
         return [_leader(results, column) for column in results.columns]
