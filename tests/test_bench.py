@@ -272,7 +272,7 @@ def test_a_process_that_dies_takes_only_its_own_cell_with_it(plan, tmp_path):
         command("bench", plan, "--out", out, "--jobs", "1"), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 120
-    while not list(out.glob("checkpoints/*.safetensors")) and time.monotonic() < deadline:
+    while not list(out.glob("checkpoints/*-seed*.safetensors")) and time.monotonic() < deadline:
         time.sleep(0.002)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     if not children.exists():
