@@ -264,6 +264,17 @@ def test_failed_cells_are_listed_and_the_rest_is_run(tmp_path, capsys):
     assert "1 that failed before are tried again" in capsys.readouterr().err
 
 
+def test_what_a_kill_left_half_written_is_cleared(plan, tmp_path):
+    left = [tmp_path / "checkpoints" / ".tmpUeIo9U", tmp_path / "cells" / ".afl-4.json.123.tmp"]  # safetensors', ours
+    kept = tmp_path / "checkpoints" / "fedavg_ft-4.safetensors"
+    for path in (*left, kept):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"half")
+    with claim(tmp_path, read_plan(plan), []):
+        assert not any(path.exists() for path in left)
+        assert kept.exists()
+
+
 @pytest.mark.slow
 def test_a_process_that_dies_takes_only_its_own_cell_with_it(plan, tmp_path):
     """As the kernel does when memory runs out."""

@@ -56,7 +56,8 @@ def claim(folder: Path, plan: Plan, keys: Sequence[str]) -> Iterator[None]:
     with lock:
         _take(lock, folder)
         _refuse_others(folder, keys)
-        in_vain = [*folder.glob("*/.*.tmp"), *damaged(folder, keys)]  # by processes that were killed while they wrote
+        # Written in vain by processes that were killed over it: temporary files (ours, those of safetensors), and more.
+        in_vain = [*folder.glob("*/.*.tmp"), *folder.glob("*/.tmp*"), *damaged(folder, keys)]
         for left_over in in_vain:
             left_over.unlink(missing_ok=True)
         with replacing(folder / "plan.toml") as temporary:
