@@ -17,16 +17,11 @@ import pytest
 import typer
 
 from apfl import cli_progress, cli_run
-from apfl.cli import app, main
+from apfl.cli import app
 from apfl.container import read
+from tests.commands import here as apfl
 
 QUICK = ["--seeds", "0", "--methods", "local_ridge,apfl", "--set", "apfl.d_primary=64", "--set", "apfl.d_refinement=64"]
-
-
-def apfl(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main([str(argument) for argument in arguments])
-    return int(stopped.value.code or 0)
 
 
 def records(folder: Path) -> list[dict]:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from apfl.cli import main
 from apfl.deploy import Coordinator, Terms
 from apfl.deploy.inprocess import simulate
 from apfl.errors import InputError
@@ -19,6 +18,7 @@ from apfl.federation import load_model
 from apfl.flower.events import Events, in_words
 from apfl.flower.processes import Server, is_loopback, split_address
 from apfl.flower.superlink import FleetOnly
+from tests.commands import here as apfl
 
 from .federation_toys import FIXED, make_sites
 
@@ -37,12 +37,6 @@ def federation(tmp_path) -> Path:
     """A federation's folder, as a server leaves it after a run."""
     simulate(make_sites(tmp_path), Terms("f", method=FIXED), tmp_path / "server")
     return tmp_path / "server"
-
-
-def apfl(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main([str(argument) for argument in arguments])
-    return int(stopped.value.code or 0)
 
 
 def line(capsys) -> str:

@@ -19,7 +19,6 @@ import torch
 from PIL import Image
 
 from apfl.backbones import Backbone, load_backbone
-from apfl.cli import main
 from apfl.data import load_dataset, open_source
 from apfl.data.samples import vectors
 from apfl.errors import InputError
@@ -27,6 +26,7 @@ from apfl.features import cached_file, extract
 from apfl.federation import Dataset
 from apfl.partial import Partial
 from apfl.pipeline import extraction_device, through
+from tests.commands import here as apfl
 from tests.pictures import folder_of_images, pixels, saved_dataset, tiny_mae, toy_backbone, toy_samples
 
 ROOT = Path(__file__).parents[1]
@@ -264,14 +264,6 @@ def test_what_must_not_be_overwritten_or_mixed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="allowed are auto, cpu, cuda, cuda:N and mps"):
         extraction_device("tpu")
     assert not [path for path in tmp_path.glob("*.npz") if path != foreign]
-
-
-def apfl(*arguments: object) -> int:
-    try:
-        main([str(argument) for argument in arguments])
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 @pytest.fixture
