@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,16 +14,27 @@ from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import accuracy_score
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state, check_X_y
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from apfl.errors import InputError
-from apfl.estimator_rows import ClientRows, group_code, rows_by_name, tensor
+from apfl.estimator_rows import (
+    ALONE,
+    ClientRows,
+    client_names,
+    group_code,
+    no_clients,
+    one_each,
+    rows_by_name,
+    take_out,
+    tensor,
+)
 from apfl.methods import load_method
 from apfl.methods._primary import stream_maps
 from apfl.methods.apfl import APFL
+from apfl.missing import missing, refuse_missing
 from apfl.normalise import moments, normaliser
 from apfl.personal import Choice, Personal, Primary, Rows, left_out_rows, personalise, solve_primary, width_for
 from apfl.ridge import Statistics, one_hot, statistics, total
@@ -30,8 +42,6 @@ from apfl.streams import DualStream
 from apfl.tables import left_out_prior
 
 __all__ = ["APFLClassifier"]
-
-ALONE = "alone"  # the name of the one client there is when none are named
 
 
 class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
@@ -68,6 +78,14 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     keep_rows : bool
         Keep every client's rows, so that clients can be added, extended and removed and all others refitted. Without
         them a client that is removed must bring its rows, and the others keep their model until they `refit`.
+    client_column : int, str or None
+        The column of X that names the client, by index or, in a DataFrame, by name. It is not a feature. This way all
+        of scikit-learn sees the client without metadata routing: `cross_val_score`, `GridSearchCV`,
+        `CalibratedClassifierCV` and so on. Otherwise name the clients in each call with ``clients=``: one for each
+        row, or a single one for all rows.
+    unknown : {"warn", "error", "shared"}
+        What to do with rows to predict whose client was not fitted or not named: give them the scores of the primary
+        stream, which all clients share, with a warning (``warn``) or without (``shared``), or refuse them (``error``).
     random_state : int, RandomState or None
         Seed of the random maps.
 
@@ -89,6 +107,15 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     True
     >>> clf.remove_client(1).clients_  # exactly as if it had never been there
     [0]
+
+    With the client as a column of X, a scorer that knows nothing of clients measures the personal models:
+
+    >>> from sklearn.model_selection import cross_val_score
+    >>> clf = APFLClassifier(d_primary=256, d_refinement=256, client_column=-1)
+    >>> table = np.column_stack([X, site])
+    >>> scores = cross_val_score(clf, table[:600], y[:600], scoring="balanced_accuracy", cv=3)
+    >>> bool(scores.mean() > 0.85)
+    True
     """
 
     classes_: np.ndarray
@@ -109,6 +136,8 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         normalise: str = APFL.normalise,
         intercept: bool = APFL.intercept,
         keep_rows: bool = True,
+        client_column: int | str | None = None,
+        unknown: str = "warn",
         random_state: Any = 0,
     ) -> None:
         self.d_primary = d_primary
@@ -123,6 +152,8 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         self.normalise = normalise
         self.intercept = intercept
         self.keep_rows = keep_rows
+        self.client_column = client_column
+        self.unknown = unknown
         self.random_state = random_state
 
     # ------------------------------------------------------------------------------------------------ fitting
@@ -130,13 +161,14 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     def fit(self, X: Any, y: Any, clients: Any = None, groups: Any = None) -> Self:
         """Fit from scratch.
 
-        ``clients`` names the client of each row; without it there is one. Rows with the same entry in ``groups`` (a
-        patient, say) are left out together where left-out scores are used.
+        ``clients`` names the client of each row, or of all rows; without it, and without ``client_column``, there is
+        one client. Rows with the same entry in ``groups`` (a patient, say) are left out together where left-out scores
+        are used. A missing label, client or group (None, NaN, NaT, NA or an empty string) is refused.
         """
         with self._all_or_nothing():
-            X, y = validate_data(self, X, y, dtype=np.float64)
+            X, y, names = self._read(X, clients, y, reset=True)
             check_classification_targets(y)
-            return self._begin(X, np.unique(y))._join(X, y, clients, groups)
+            return self._begin(X, np.unique(y))._join(X, y, names, groups)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, clients: Any = None, groups: Any = None) -> Self:
         """Add rows, of clients already there or of new ones; with the same maps, the result equals fitting all at once.
@@ -146,11 +178,11 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         """
         with self._all_or_nothing():
             first = not hasattr(self, "statistics_")
-            X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
+            X, y, names = self._read(X, clients, y, reset=first)
             check_classification_targets(y)
             if first:
                 self._begin(X, np.unique(y) if classes is None else np.unique(classes))
-            return self._join(X, y, clients, groups)
+            return self._join(X, y, names, groups)
 
     def add_client(self, client: Hashable, X: Any, y: Any, groups: Any = None) -> Self:
         """Add a client with its rows: with the maps there are, exactly as if it had been there from the start."""
@@ -158,8 +190,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         if client in self._models:
             raise InputError(f"client {client!r} is already there; use partial_fit to add rows, or remove it first")
         with self._all_or_nothing():
-            X, y = validate_data(self, X, y, dtype=np.float64, reset=False)
-            return self._join(X, y, [client] * len(y), groups)
+            return self._join(*self._read_one(client, X, y), groups)
 
     def remove_client(self, client: Hashable, X: Any = None, y: Any = None) -> Self:
         """Take a client away: with the maps there are, exactly as if it had never been there.
@@ -168,14 +199,14 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         """
         check_is_fitted(self)
         if client not in self._models:
-            raise InputError(f"no client {client!r} (have: {', '.join(map(repr, self.clients_))})")
+            raise InputError(no_clients([client], self.clients_))
         if len(self._models) == 1:
             raise InputError(f"client {client!r} is the only one; without it there is no model")
         rows = self._rows.get(client)
         if rows is None:
             if X is None or y is None:
                 raise InputError(f"the rows of client {client!r} were not kept (keep_rows=False): give its X and y")
-            X, y = validate_data(self, X, y, dtype=np.float64, reset=False)
+            X, y, _ = self._read_one(client, X, y)
             rows = ClientRows(tensor(X), self._encode(y), None)
             if rows.digest() != self._digests[client]:
                 raise InputError(
@@ -190,11 +221,11 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     def refit(self, X: Any, y: Any, clients: Any = None, groups: Any = None) -> Self:
         """Fit clients' refinements again, to the present primary, from rows that were not kept (all of them)."""
         check_is_fitted(self)
-        X, y = validate_data(self, X, y, dtype=np.float64, reset=False)
-        given = dict(self._by_client(X, y, clients, groups))
+        X, y, names = self._read(X, clients, y)
+        given = dict(self._by_client(X, y, names, groups))
         for client, rows in given.items():
             if client not in self._models:
-                raise InputError(f"no client {client!r} to refit; use add_client")
+                raise InputError(f"{no_clients([client], self.clients_)}; use add_client for a new one")
             if client in self._digests and rows.digest() != self._digests[client]:
                 raise InputError(
                     f"the rows given for client {client!r} are not those it joined with; give exactly those"
@@ -205,7 +236,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     # --------------------------------------------------------------------------------------------- predicting
 
     def decision_function(self, X: Any, clients: Any = None) -> np.ndarray:
-        """Scores (n, c), or for two classes the difference (n,). An unknown client gets the primary stream alone."""
+        """Scores (n, c), or for two classes the difference (n,). ``unknown`` says what a client not fitted gets."""
         scores = self._scores(X, clients)[0]
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
@@ -221,11 +252,17 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     def score(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> float:
         """Accuracy over the given rows."""
+        refuse_missing("labels", y)
         return float(accuracy_score(y, self.predict(X, clients), sample_weight=sample_weight))
 
     def model(self, client: Hashable = ALONE) -> DualStream:
-        """The model of one client, to save or deploy; of an unknown one, the primary stream alone."""
+        """The model of one client, to save or deploy; of None, the primary stream that all clients share.
+
+        A client that was not fitted is refused, unless ``unknown="shared"`` gives it the shared stream too.
+        """
         check_is_fitted(self)
+        if client is not None and self.unknown != "shared" and client not in self._models:
+            raise InputError(f"{no_clients([client], self.clients_)} (model(None) is the shared stream)")
         found: DualStream = self._models.get(client, self._primary_alone)
         return replace(found, class_names=[str(name) for name in self.classes_])
 
@@ -253,6 +290,51 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             self.__dict__.update(before)
             raise
 
+    def _read(
+        self, X: Any, clients: Any, y: Any = "no_validation", reset: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, list[Hashable]]:
+        """Features, labels and the client of each row, checked; without ``y``, the labels are empty."""
+        if self.unknown not in ("warn", "error", "shared"):
+            raise InputError(f"unknown={self.unknown!r} is not allowed; use 'warn', 'error' or 'shared'")
+        labelled = y is not None and not isinstance(y, str)
+        if labelled:
+            refuse_missing("labels", y)
+        if self.client_column is None:
+            out = validate_data(self, X, y, dtype=np.float64, reset=reset)
+        elif clients is not None:
+            raise InputError(f"clients= given, and client_column={self.client_column!r} in the constructor; use one")
+        else:
+            validate_data(self, X, y, skip_check_array=True, reset=reset)  # counts and names the columns of X as given
+            X, clients = take_out(self.client_column, X)
+            checks = {"dtype": np.float64, "estimator": self}
+            out = check_X_y(X, y, **checks) if labelled else check_array(X, input_name="X", **checks)
+        X, y = out if labelled else (out, np.empty(0))
+        return X, y, [ALONE] * len(X) if clients is None else client_names(clients, len(X))
+
+    def _read_one(self, client: Hashable, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray, list[Hashable]]:
+        """The rows of one client, whose column, if there is one, says the same."""
+        if missing([client])[0]:
+            raise InputError(f"{client!r} cannot name a client; give a string or number")
+        X, y, names = self._read(X, None, y)
+        if self.client_column is None:
+            names = [client] * len(y)
+        if others := [name for name in names if name != client]:
+            raise InputError(f"client_column={self.client_column!r} names {others[0]!r} in the rows of {client!r}")
+        return X, y, names
+
+    def _mind(self, strange: list[Hashable]) -> None:
+        """Warn of, or refuse, rows whose clients have no model, so that the shared stream never answers unnoticed."""
+        if not strange or self.unknown == "shared":
+            return
+        problem = no_clients(strange, self.clients_)
+        if self.unknown == "error":
+            raise InputError(f"{problem} (unknown='error')")
+        warnings.warn(
+            f"{problem}. The shared stream answers for these rows. Name fitted clients (clients=, or client_column= in "
+            "the constructor), or set unknown='shared' if this is intended.",
+            stacklevel=4,  # the caller of predict and its like
+        )
+
     def _begin(self, X: np.ndarray, classes: np.ndarray) -> Self:
         """Fix classes, maps and normalisation; forget all clients."""
         self._method()
@@ -273,10 +355,10 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             del self.statistics_
         return self
 
-    def _join(self, X: np.ndarray, y: np.ndarray, clients: Any, groups: Any) -> Self:
+    def _join(self, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any) -> Self:
         """Add rows to the statistics and to their clients, then publish."""
         self._method()  # refuses bad settings before anything changes
-        new = dict(self._by_client(X, y, clients, groups))
+        new = dict(self._by_client(X, y, names, groups))
         for client in new:
             if client in self._models and client not in self._rows:
                 raise InputError(
@@ -293,15 +375,13 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         return self._publish(merged)
 
     def _by_client(
-        self, X: np.ndarray, y: np.ndarray, clients: Any, groups: Any
+        self, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any
     ) -> Iterator[tuple[Hashable, ClientRows]]:
-        labels, names = self._encode(y), self._names(clients, len(y))
+        labels = self._encode(y)
         group_codes = None
         if groups is not None:
-            if len(groups) != len(y):
-                raise InputError(f"{len(groups)} groups for {len(y)} rows; there must be one for each")
             # A group is known by its name, so that rows added later join it.
-            group_codes = torch.tensor([group_code(group) for group in np.asarray(groups).tolist()])
+            group_codes = torch.tensor([group_code(group) for group in one_each("groups", groups, len(y))])
         for name, rows in rows_by_name(names).items():
             yield (
                 name,
@@ -316,18 +396,6 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
                 f"label {strange!r} is not among the classes {list(self.classes_)}; all must be known at the start"
             )
         return torch.from_numpy(index)
-
-    @staticmethod
-    def _names(clients: Any, n: int) -> list[Hashable]:
-        if clients is None:
-            return [ALONE] * n
-        names = clients if isinstance(clients, list) else np.asarray(clients).tolist()
-        if len(names) != n:
-            raise InputError(f"{len(names)} clients for {n} rows; there must be one for each")
-        for name in names:
-            if not isinstance(name, Hashable) or name != name:
-                raise InputError(f"{name!r} cannot name a client; give one string or number for each row, none missing")
-        return list(names)
 
     def _statistics(self, rows: ClientRows) -> Statistics:
         phi = self._maps[0](self._normaliser(rows.features))
@@ -390,10 +458,11 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     def _scores(self, X: Any, clients: Any) -> tuple[np.ndarray, np.ndarray]:
         """Scores (n, c) and the temperature for each row (n,)."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        names = self._names(clients, len(X))
+        X, _, names = self._read(X, clients)
+        rows_of = rows_by_name(names)
+        self._mind([name for name in rows_of if name not in self._models])
         scores, temperatures = np.empty((len(X), len(self.classes_))), np.ones(len(X))
-        for name, rows in rows_by_name(names).items():
+        for name, rows in rows_of.items():
             model = self._models.get(name, self._primary_alone)
             scores[rows] = model.scores(tensor(X[rows])).numpy()
             temperatures[rows] = model.temperature or 1.0
