@@ -297,7 +297,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         if self.unknown not in ("warn", "error", "shared"):
             raise InputError(f"unknown={self.unknown!r} is not allowed; use 'warn', 'error' or 'shared'")
         labelled = y is not None and not isinstance(y, str)
-        if labelled:
+        if labelled and hasattr(y, "__len__"):  # a single value is refused below
             refuse_missing("labels", y)
         if self.client_column is None:
             out = validate_data(self, X, y, dtype=np.float64, reset=reset)
