@@ -15,7 +15,7 @@ The 95 % interval is the widest of those that apply, because each alone can be t
 
 Seeds are not drawn with replacement: three seeds have ten different draws and two thirds of the variance, and a 95 %
 interval from such draws covers 82 % if seeds differ three times as much as clients explain. Random-effects
-meta-analysis has the same problem, few studies of known precision, and the same answer: Hartung and Knapp (2001), never
+meta-analysis has the same problem, few studies of known precision, and a like answer: Hartung and Knapp (2001), never
 narrower than the precision allows (Roever, Knapp and Friede 2015). With one seed the interval speaks of clients only.
 
 The p-value is the largest of those that belong to the intervals, so the interval excludes zero if and only if p < 0.05.
