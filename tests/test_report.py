@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
 from apfl.cli import main
 from apfl.errors import InputError
 from apfl.measure import Record
 from apfl.methods import load_method
-from apfl.report.compare import Pairs, holm, paired_bootstrap
+from apfl.report.compare import Difference, Pairs, holm, paired_difference
 from apfl.report.figures import figure
 from apfl.report.formats import as_csv, latex, markdown, text
 from apfl.report.gather import Column, Row, gather, read
@@ -38,44 +39,135 @@ def pairs(ours, theirs, weights=None) -> Pairs:
     return Pairs(np.array(ours, float), np.array(theirs, float), np.array(weights, float))
 
 
-# --- the bootstrap ---------------------------------------------------------------------------------------------------
+# --- differences and their intervals ---------------------------------------------------------------------------------
 
 
-def test_the_bootstrap_is_the_one_that_enumerates_all_draws():
-    """Three clients can be drawn in 27 ways, two seeds in 27 * 27: all of them, against 10,000 at random."""
-    a, b = pairs([0.9, 0.5, 0.7], [0.8, 0.6, 0.3]), pairs([0.6, 0.9, 0.4], [0.5, 0.4, 0.5], [1, 2, 3])
-    means = []
-    for each in (a, b):
-        gaps, weights = each.ours - each.theirs, each.weights
-        drawn = [list(i) for i in itertools.product(range(3), repeat=3)]
-        means.append([(gaps[i] * weights[i]).sum() / weights[i].sum() for i in drawn])
-    exact = np.array([(x + y) / 2 for x in means[0] for y in means[1]])
-    found = paired_bootstrap([a, b], n_draws=200_000)
-    assert found.value == pytest.approx((0.4 / 3 + (0.1 + 2 * 0.5 - 3 * 0.1) / 6) / 2, abs=1e-12)
-    # The quantiles of 729 equally likely values; 200,000 draws place them within the neighbouring values.
+def test_with_one_seed_the_draws_are_those_that_enumerate_all():
+    """Four clients can be drawn in 256 ways: all of them, against 200,000 at random."""
+    one = pairs([0.6, 0.9, 0.4, 0.7], [0.5, 0.4, 0.5, 0.6], [1, 2, 3, 1])
+    gaps, weights = one.ours - one.theirs, one.weights
+    drawn = [list(i) for i in itertools.product(range(4), repeat=4)]
+    exact = np.array([(gaps[i] * weights[i]).sum() / weights[i].sum() for i in drawn])
+    found = paired_difference([one], n_draws=200_000)
+    assert found.value == pytest.approx((0.1 + 2 * 0.5 - 3 * 0.1 + 0.1) / 7, abs=1e-12)
+    # The quantiles of 256 equally likely values; 200,000 draws place them within the neighbouring values.
     for at, value in ((0.025, found.low), (0.975, found.high)):
         assert np.quantile(exact, at - 0.005) - 1e-12 <= value <= np.quantile(exact, at + 0.005) + 1e-12
-    assert found.p == pytest.approx(2 * (exact <= 1e-12).mean(), abs=0.01)  # standard error of the share: 0.0005
+    assert found.p == pytest.approx(2 * (exact <= 1e-12).mean(), abs=0.01)  # standard error of the share: 0.001
+    assert found.speaks_of == "clients only, 1 seed"
 
 
-def test_the_interval_is_the_normal_one_where_clients_are_many():
-    rng = np.random.default_rng(1)
-    seeds = [pairs(rng.normal(0.02, 0.1, 200), np.zeros(200)) for _ in range(3)]
-    gaps = [each.ours for each in seeds]
-    mean = np.mean([g.mean() for g in gaps])
-    error = np.sqrt(sum(g.var() / 200 for g in gaps)) / 3  # of a mean over seeds of means over clients
-    found = paired_bootstrap(seeds)
-    assert found.value == pytest.approx(mean, abs=1e-12)
+def test_the_interval_of_one_seed_is_the_normal_one_if_clients_are_many():
+    gaps = np.random.default_rng(1).normal(0.02, 0.1, 600)
+    error = gaps.std() / np.sqrt(600)
+    found = paired_difference([pairs(gaps, np.zeros(600))])
+    assert found.value == pytest.approx(gaps.mean(), abs=1e-12)
     # Quantiles of 10,000 draws have a standard error of 0.027 of the error itself; three of those are allowed.
-    assert found.low == pytest.approx(mean - 1.96 * error, abs=0.08 * error)
-    assert found.high == pytest.approx(mean + 1.96 * error, abs=0.08 * error)
-    assert (found.n_seeds, found.n_clients) == (3, 600)
+    assert found.low == pytest.approx(gaps.mean() - 1.96 * error, abs=0.08 * error)
+    assert found.high == pytest.approx(gaps.mean() + 1.96 * error, abs=0.08 * error)
+    assert (found.n_seeds, found.n_clients) == (1, 600)
+
+
+def test_seeds_that_differ_give_the_t_interval_of_their_means():
+    """The one-sample t test of scipy, on the weighted mean of each seed."""
+    rng = np.random.default_rng(2)
+    weights = rng.uniform(1, 3, (4, 9))
+    gaps = np.array([0.1, 0.5, 0.2, 0.4])[:, None] + rng.normal(0, 0.01, (4, 9))
+    means = (gaps * weights).sum(1) / weights.sum(1)
+    known = ttest_1samp(means, 0)
+    found = paired_difference([pairs(g, np.zeros(9), w) for g, w in zip(gaps, weights, strict=True)])
+    assert (found.low, found.high) == pytest.approx(tuple(known.confidence_interval()), abs=1e-12)
+    assert found.p == pytest.approx(known.pvalue, abs=1e-12)
+    assert (found.n_seeds, found.n_clients) == (4, 36)
+
+
+def test_seeds_that_agree_by_chance_do_not_hide_the_clients():
+    """Two seeds with the same mean say nothing of clients who differ; the interval is that of the clients."""
+    a, b = pairs([1, 0, 0, 0, 0, 0, 0, 1.0], np.zeros(8)), pairs([0, 1, 0, 1, 0, 0, 0, 0.0], np.zeros(8))
+    found = paired_difference([a, b])
+    error = np.sqrt(2 * 0.25 * 0.75 / 8) / 2
+    # Means of 16 clients come in steps of 1/16, so percentiles are that rough.
+    assert found.low == pytest.approx(0.25 - 1.96 * error, abs=1 / 16)
+    assert found.high == pytest.approx(0.25 + 1.96 * error, abs=1 / 16)
+
+
+def test_three_seeds_of_which_one_failed_leave_the_order_open():
+    """Seeds of 47, 86 and 89 % against 87 %: to say 'clear' is to speak of these three seeds only."""
+    rng = np.random.default_rng(0)
+    spread = rng.normal(0, 0.02, 20)
+    spread -= spread.mean()
+    study = [record("apfl", seed, list(mean + spread)) for seed, mean in enumerate((0.47, 0.86, 0.89))]
+    study += [record("ditto", seed, list(0.87 + spread[::-1])) for seed in range(3)]
+    found = results(gather(study))
+    (difference,) = found.differences.values()
+    assert difference.value == pytest.approx(-0.13)
+    assert difference.low < 0 < difference.high
+    assert difference.p > 0.05
+    assert not difference.clear
+    assert "*" not in text(found).split("apfl minus")[1].split("difference:")[0]
+    assert "(seeds and clients, 3 seeds: few), Holm p = 0.438: not clear" in summary(found)[0]
+
+
+def simulated(n_seeds: int, between: float, n: int = 600, n_clients: int = 20) -> list[Difference]:
+    """Differences that are zero in truth; ``between`` over what clients alone make seeds differ."""
+    rng = np.random.default_rng((n_seeds, int(between)))
+    gaps = rng.normal(0, 1, (n, n_seeds, n_clients)) + rng.normal(0, between / n_clients**0.5, (n, n_seeds, 1))
+    nothing = np.zeros(n_clients)
+    return [paired_difference([pairs(seed, nothing) for seed in each], n_draws=999) for each in gaps]
+
+
+@pytest.mark.parametrize("n_seeds", [2, 3, 5, 8])
+@pytest.mark.parametrize("between", [1.0, 3.0])
+def test_intervals_cover_what_they_say(n_seeds, between):
+    """Clients alone cover 43 to 83 % here, seeds drawn with replacement 72 to 97."""
+    found = simulated(n_seeds, between)
+    covered = np.mean([each.low <= 0 <= each.high for each in found])
+    assert covered >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / len(found))  # three standard errors of a share
+    assert sum(each.p < 0.05 for each in found) == sum(not each.low <= 0 <= each.high for each in found)
+
+
+@pytest.mark.parametrize(("n_seeds", "at_most"), [(2, 6.0), (3, 2.3), (5, 1.6), (8, 1.35)])
+def test_what_the_seeds_cost_if_they_do_not_differ(n_seeds, at_most):
+    """Mean width over that of the normal interval with known variance: t costs 5.2, 2.0, 1.4 and 1.2."""
+    found = simulated(n_seeds, 0.0)
+    wide = np.mean([each.high - each.low for each in found]) / (2 * 1.96 / np.sqrt(20 * n_seeds))
+    assert 1.0 < wide < at_most
+    assert np.mean([each.low <= 0 <= each.high for each in found]) >= 0.95
+
+
+@pytest.mark.parametrize("n_seeds", [2, 3, 5])
+@pytest.mark.parametrize(("of_seeds", "of_clients"), [(0.0, 1.0), (0.2, 1.0), (1.0, 1.0)])
+def test_intervals_cover_if_clients_are_the_same_in_every_seed(n_seeds, of_seeds, of_clients):
+    rng = np.random.default_rng(n_seeds)
+    gaps = rng.normal(0, of_clients, (600, 1, 8)) + rng.normal(0, 0.5, (600, n_seeds, 8))
+    gaps += rng.normal(0, of_seeds, (600, n_seeds, 1))
+    nothing = np.zeros(8)
+    found = [
+        paired_difference([pairs(seed, nothing) for seed in each], same_clients=True, n_draws=999) for each in gaps
+    ]
+    assert np.mean([each.low <= 0 <= each.high for each in found]) >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / 600)
+
+
+@pytest.mark.parametrize("n_seeds", [1, 2, 3])
+@pytest.mark.parametrize("same_clients", [False, True])
+def test_an_interval_excludes_zero_if_and_only_if_p_is_below_5_percent(n_seeds, same_clients):
+    """Gaps moved until zero is at an end of the interval, and a hair to either side."""
+    gaps = np.random.default_rng(3).normal(0.3, 1, (n_seeds, 15))
+
+    def moved(by: float) -> Difference:
+        return paired_difference([pairs(each - by, np.zeros(15)) for each in gaps], same_clients=same_clients)
+
+    for end in (moved(0).low, moved(0).high):
+        at = [moved(end + hair) for hair in (-1e-6, 1e-6)]
+        assert [each.p < 0.05 for each in at] == [not each.low <= 0 <= each.high for each in at]
+        assert at[0].p < 0.05 or at[1].p < 0.05
+        assert not (at[0].p < 0.05 and at[1].p < 0.05)
 
 
 def test_equal_methods_are_not_clear_and_a_constant_gap_is():
-    equal = paired_bootstrap([pairs([0.5, 0.7, 0.9], [0.5, 0.7, 0.9])])
+    equal = paired_difference([pairs([0.5, 0.7, 0.9], [0.5, 0.7, 0.9])])
     assert (equal.value, equal.low, equal.high, equal.p) == (0, 0, 0, 1)
-    gap = paired_bootstrap([pairs([0.5, 0.7, 0.9], [0.4, 0.6, 0.8])])
+    gap = paired_difference([pairs([0.5, 0.7, 0.9], [0.4, 0.6, 0.8])])
     assert gap.low == pytest.approx(0.1) == gap.high
     assert gap.p == pytest.approx(2 / 10_001)
     assert gap.clear
@@ -83,11 +175,13 @@ def test_equal_methods_are_not_clear_and_a_constant_gap_is():
 
 
 def test_the_same_clients_in_every_seed_are_drawn_together():
-    """Two seeds with the same gaps: drawn apart they average out, drawn together they do not."""
+    """Two seeds with the same gaps: drawn apart they average out, drawn together they are what one seed says."""
     one = pairs([1, 0, 0, 0, 0, 0, 0, 1.0], np.zeros(8))
-    apart, together = paired_bootstrap([one, one]), paired_bootstrap([one, one], same_clients=True)
-    alone = paired_bootstrap([one])
-    assert (together.low, together.high) == (alone.low, alone.high)
+    apart, together = paired_difference([one, one]), paired_difference([one, one], same_clients=True)
+    known = ttest_1samp(one.ours, 0).confidence_interval()
+    # The variance of 10,000 draws has a relative standard error of 0.014.
+    assert together.low == pytest.approx(known.low, rel=0.05)
+    assert together.high == pytest.approx(known.high, rel=0.05)
     assert apart.high - apart.low < together.high - together.low
 
 
@@ -244,7 +338,7 @@ def test_a_client_without_test_rows_in_one_seed_keeps_its_place():
     others = [record("afl", seed, each, **given) for seed, each in enumerate(zeros)]
     found = results(gather([*apfl, *others]))
     (difference,) = found.differences.values()
-    by_hand = paired_bootstrap(
+    by_hand = paired_difference(
         [pairs(full, np.zeros(5)), pairs([0, 0, 0, 0, 1.0], np.zeros(5), [0, 1, 1, 1, 1])], same_clients=True
     )
     assert (difference.value, difference.low, difference.high) == (by_hand.value, by_hand.low, by_hand.high)
@@ -327,6 +421,42 @@ def test_every_format_has_the_numbers():
     assert float(lines[0]["mean"]) == found.cells[found.rows[0], found.columns[0]].mean
     assert lines[0]["difference"] == ""
     assert float(lines[-1]["p_holm"]) < 0.05
+
+
+FEW = "Fewer than 5 seeds are few"
+ALONE = "With one seed the interval speaks of other clients only, not of other seeds."
+BOTH = "The interval speaks of other seeds and other clients."
+
+
+@pytest.mark.parametrize(
+    ("n_seeds", "says", "silent"), [(1, [ALONE], [FEW, BOTH]), (4, [FEW, BOTH], [ALONE]), (5, [BOTH], [FEW, ALONE])]
+)
+def test_every_format_says_what_its_intervals_speak_of(n_seeds, says, silent):
+    study = [record(name, seed, [a] * 9) for seed in range(n_seeds) for name, a in (("apfl", 0.9), ("afl", 0.8))]
+    found = results(gather(study))
+    told = f"on the seeds that both have: {n_seeds} seed"
+    for written in (text(found), markdown(found), latex(found), page(study)):
+        plain = " ".join(written.split())
+        assert all(each in plain for each in [told, *says])
+        assert not any(each in plain for each in [*silent, "unless n= says otherwise"])
+    (difference,) = found.differences.values()
+    assert f"({difference.speaks_of})" in summary(found)[0]
+    (line,) = [line for line in csv.DictReader(io.StringIO(as_csv(found))) if line["method"] == "afl"]
+    assert (line["interval_speaks_of"], line["seeds_compared"]) == (difference.speaks_of, str(n_seeds))
+    assert difference.speaks_of == {
+        1: "clients only, 1 seed", 4: "seeds and clients, 4 seeds: few", 5: "seeds and clients, 5 seeds",
+    }[n_seeds]  # fmt: skip
+
+
+def test_a_difference_of_fewer_seeds_than_the_others_says_so():
+    study = [record(name, seed, [a] * 9) for seed in range(5) for name, a in (("apfl", 0.9), ("afl", 0.8))]
+    study += [record("fedavg", seed, [0.7] * 9) for seed in range(5)] + [record("ditto", 0, [0.6] * 9)]
+    found = results(gather(study))
+    for written in (text(found), markdown(found), latex(found).replace("{[}", "[").replace("{]}", "]"), page(study)):
+        assert "+30.0 [+30.0, +30.0]* n=1" in written
+        assert "+10.0 [+10.0, +10.0]* n=" not in written
+        plain = " ".join(written.split())
+        assert all(each in plain for each in ("5 seeds unless n= says otherwise", ALONE, BOTH))
 
 
 def test_latex_is_whole_and_escaped():

@@ -17,7 +17,8 @@ def as_csv(results: Results, digits: int = 1) -> str:
     stream = io.StringIO()
     heads = "method,settings,data,data_sha256,partition,n_clients,alpha,metric,n_seeds,seeds,mean,std,place,paper"
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*heads.split(","), "difference", "low", "high", "p", "p_holm", "seeds_compared"])
+    apart_heads = "difference,low,high,p,p_holm,seeds_compared,interval_speaks_of"
+    writer.writerow([*heads.split(","), *apart_heads.split(",")])
     for row in results.rows:
         for column in results.columns:
             cell, apart = results.cells.get((row, column)), results.differences.get((row, column))
@@ -29,6 +30,6 @@ def as_csv(results: Results, digits: int = 1) -> str:
             line += [column.n_clients, column.alpha, results.metric.name, len(cell.seeds), seeds]
             line += [cell.mean, cell.std, cell.place or None, cell.published]
             if apart is not None:
-                line += [apart.value, apart.low, apart.high, apart.p, apart.p_holm, apart.n_seeds]
-            writer.writerow(line + [None] * (len(heads.split(",")) + 6 - len(line)))
+                line += [apart.value, apart.low, apart.high, apart.p, apart.p_holm, apart.n_seeds, apart.speaks_of]
+            writer.writerow(line + [None] * (len(heads.split(",")) + 7 - len(line)))
     return stream.getvalue()

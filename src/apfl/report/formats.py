@@ -10,18 +10,15 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from apfl.report.compare import Difference
 from apfl.report.csv_lines import as_csv
 from apfl.report.gather import Column, Row
 from apfl.report.published import SOURCE
 from apfl.report.results import Cell, Results
-from apfl.report.words import notes, summary
+from apfl.report.words import difference_notes, notes, summary
 
 __all__ = ["FORMATS", "as_csv", "latex", "markdown", "text", "written"]
 
 NONE = "–"
-HEAD = "difference: {ours} minus the method, in points [95 % interval of a paired bootstrap over clients within seeds]"
-STAR = "*: clear at 5 % after Holm over the methods of a column; without it the order is not settled"
 
 
 def written(cell: Cell | None, results: Results, digits: int, plus: str = "±") -> str:
@@ -33,12 +30,14 @@ def written(cell: Cell | None, results: Results, digits: int, plus: str = "±") 
     return value + spread + ("" if cell.seeds == results.usual_seeds else f" n={len(cell.seeds)}")
 
 
-def points(difference: Difference | None, digits: int = 1) -> str:
-    """A difference with its interval, starred where it is clear."""
+def points(results: Results, row: Row, column: Column, digits: int = 1) -> str:
+    """A difference with its interval, starred if it is clear, with the number of seeds if it is not the usual one."""
+    difference = results.differences.get((row, column))
     if difference is None:
         return NONE
     low, value, high = (f"{100 * x:+.{digits}f}" for x in (difference.low, difference.value, difference.high))
-    return f"{value} [{low}, {high}]" + ("*" if difference.clear else "")
+    n_seeds = "" if difference.n_seeds == results.usual_compared else f" n={difference.n_seeds}"
+    return f"{value} [{low}, {high}]" + ("*" if difference.clear else "") + n_seeds
 
 
 def others(results: Results) -> list[Row]:
@@ -84,7 +83,7 @@ def terminal(results: Results, width: int, digits: int = 1) -> RenderableType:
         return _styled(results, row, column, digits)
 
     def apart(row: Row, column: Column) -> Text:
-        return Text(points(results.differences.get((row, column)), digits))
+        return Text(points(results, row, column, digits))
 
     shown: list[RenderableType] = []
     for block in blocks(results, width, lambda row, column: cell(row, column).plain):
@@ -95,7 +94,7 @@ def terminal(results: Results, width: int, digits: int = 1) -> RenderableType:
         for block in blocks(results, width, lambda row, column: apart(row, column).plain):
             if rows := rows_of(block, results, results.differences):
                 shown.append(_rich(f"{results.ours.label} minus …, in points: {title(block)}", block, rows, apart))
-        shown += [Text(HEAD.format(ours=results.ours.label) + ". " + STAR + ".", style="dim")]
+        shown += [Text(" ".join(difference_notes(results)), style="dim")]
     return Group(*shown, Text(""), *(Text(line) for line in summary(results)))
 
 
@@ -169,8 +168,8 @@ def markdown(results: Results, digits: int = 1) -> str:
             rows = rows_of(block, results, results.differences)
             name = f"{results.ours.label} minus …, in points: {title(block)}"
             lines += [f"**{_markdown_escaped(name)}**"]
-            lines += grid(block, rows, lambda row, column: points(results.differences.get((row, column)), digits))
-        lines += [HEAD.format(ours=results.ours.label) + ". " + STAR.replace("*", "\\*", 1) + ".", ""]
+            lines += grid(block, rows, lambda row, column: points(results, row, column, digits))
+        lines += [" ".join(difference_notes(results)).replace("*", "\\*"), ""]
     return "\n".join([*lines, *(f"- {line}" for line in summary(results))]) + "\n"
 
 
@@ -189,7 +188,7 @@ def latex(results: Results, digits: int = 1) -> str:
         return value if paper is None else f"{value} ({results.metric.write(paper, digits)})"
 
     def apart(row: Row, column: Column) -> str:
-        return _tex(points(results.differences.get((row, column)), digits))
+        return _tex(points(results, row, column, digits))
 
     parts = [_tabular(block, rows_of(block, results, results.cells), cell, title(block)) for block in by_data(results)]
     caption = notes(results, ("Bold", "underlined"), SOURCE)
@@ -197,7 +196,7 @@ def latex(results: Results, digits: int = 1) -> str:
         for block in by_data(results):
             name = f"{results.ours.label} minus …: {title(block)}"
             parts.append(_tabular(block, rows_of(block, results, results.differences), apart, name))
-        caption += ["Below, " + HEAD.format(ours=results.ours.label) + ";", STAR + "."]
+        caption += ["Below,", *difference_notes(results)]
     body = "\n\n\\medskip\n".join(parts)
     lines = ["% needs \\usepackage{booktabs}", "\\begin{table}", "\\centering", body]
     return "\n".join([*lines, f"\\caption{{{_tex(' '.join(caption))}}}", "\\end{table}"]) + "\n"

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from apfl.report import people
-from apfl.report.formats import HEAD, STAR, heading, others, points, written
+from apfl.report.formats import heading, others, points, written
 from apfl.report.gather import Column, Row
 from apfl.report.results import METRICS, Cell, Results
-from apfl.report.words import notes
+from apfl.report.words import difference_notes, notes
 
 __all__ = ["Values", "client_table", "tables"]
 
@@ -36,8 +36,7 @@ def tables(results: Results, source: str) -> list[Values]:
             for row in others(results)
         ]
         name = f"{results.ours.label} minus the others"
-        about = [HEAD.format(ours=results.ours.label) + ".", STAR + "."]
-        found.append(_table("differences", name, f"{name}, in points", heads, apart, about))
+        found.append(_table("differences", name, f"{name}, in points", heads, apart, difference_notes(results)))
     return [*found, _everything(results)]
 
 
@@ -63,7 +62,7 @@ def _result(results: Results, row: Row, column: Column) -> Values:
 
 def _difference(results: Results, row: Row, column: Column) -> Values:
     found = results.differences.get((row, column))
-    return _cell(points(found), None if found is None else found.value)
+    return _cell(points(results, row, column), None if found is None else found.value)
 
 
 def _everything(results: Results) -> Values:

@@ -10,7 +10,7 @@ import numpy as np
 
 from apfl.errors import InputError, unknown
 from apfl.measure import Record
-from apfl.report.compare import Difference, Pairs, holm, paired_bootstrap
+from apfl.report.compare import Difference, Pairs, holm, paired_difference
 from apfl.report.gather import Column, Row, Sheet
 from apfl.report.published import published
 from apfl.report.terminal import human_bytes
@@ -114,6 +114,11 @@ class Results:
         """The seeds that most cells have."""
         return Counter(cell.seeds for cell in self.cells.values()).most_common(1)[0][0] if self.cells else ()
 
+    @property
+    def usual_compared(self) -> int:
+        """The number of seeds that most differences have."""
+        return Counter(each.n_seeds for each in self.differences.values()).most_common(1)[0][0]
+
 
 def results(sheet: Sheet, metric: str = "accuracy_client_mean", against: str | None = None) -> Results:
     """Numbers of a sheet; ``against`` is a row's label, or a method that has one row."""
@@ -134,7 +139,7 @@ def results(sheet: Sheet, metric: str = "accuracy_client_mean", against: str | N
     ours, why = _ours(sheet, against)
     differences: dict[tuple[Row, Column], Difference] = {}
     if metric not in ("accuracy_client_mean", "accuracy_sample_mean"):
-        why = why or f"no differences for {metric}: the bootstrap over clients needs their accuracies"
+        why = why or f"no differences for {metric}: their intervals need the accuracies of clients"
     elif ours is not None:
         for column in sheet.columns:
             differences |= _differences(sheet, ours, column, weighted=metric == "accuracy_sample_mean")
@@ -196,7 +201,7 @@ def _differences(sheet: Sheet, ours: Row, column: Column, weighted: bool) -> dic
         same = column.partition == "given"
         pairs = _pairs(by_row[ours], theirs, weighted, same)
         if pairs:
-            found[row] = paired_bootstrap(pairs, same_clients=same)
+            found[row] = paired_difference(pairs, same_clients=same)
     adjusted = holm([each.p for each in found.values()])
     return {(row, column): replace(each, p_holm=p) for (row, each), p in zip(found.items(), adjusted, strict=True)}
 

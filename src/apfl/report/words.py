@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from apfl.report.compare import FEW_SEEDS
 from apfl.report.gather import Column, Row
 from apfl.report.results import Results
 
-__all__ = ["notes", "p_text", "summary"]
+__all__ = ["difference_notes", "notes", "p_text", "summary"]
 
 ROUNDS = 200  # of the gradient methods in the paper
 FEW = 30  # below, percentile intervals of a bootstrap cover less than they say
@@ -92,7 +93,7 @@ def _standing(results: Results, ours: Row, column: Column) -> str | None:
         verdict = "clear" if difference.clear else "not clear"
         common = f", on the {_seeds(difference.n_seeds)} both have" if set(own.seeds) != set(theirs.seeds) else ""
         how_sure = (
-            f"; 95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f}, "
+            f"; 95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f} ({difference.speaks_of}), "
             f"Holm {p_text(difference.p_holm)}: {verdict}{common}"
         )
     about = f"{where}; {_seeds(len(own.seeds))}{how_sure}"
@@ -153,8 +154,24 @@ def notes(results: Results, marks: tuple[str, str], source: str) -> list[str]:
     devices = sorted({record.device for record in results.sheet.all})
     if len(devices) > 1 and metric.name == "seconds":
         lines.append(f"Measured on different devices ({', '.join(devices)}): times do not compare.")
-    if any(difference.n_clients < FEW for difference in results.differences.values()):
-        lines.append(f"Where fewer than {FEW} clients (over all seeds) are compared, intervals are too narrow.")
+    if any(each.n_seeds == 1 and each.n_clients < FEW for each in results.differences.values()):
+        lines.append(f"With one seed and fewer than {FEW} clients, intervals are too narrow.")
     if results.why_no_differences:
         lines.append(f"{results.why_no_differences}.")
     return lines
+
+
+def difference_notes(results: Results) -> list[str]:
+    """How to read the differences: what they are, what their intervals speak of, and the star."""
+    ours = "ours" if results.ours is None else results.ours.label
+    compared = {each.n_seeds for each in results.differences.values()}
+    seeds = _seeds(results.usual_compared) + (" unless n= says otherwise" if len(compared) > 1 else "")
+    lines = [f"difference: {ours} minus the method, in points [95 % interval], on the seeds that both have: {seeds}."]
+    if max(compared) > 1:
+        lines.append("The interval speaks of other seeds and other clients.")
+    if any(1 < n < FEW_SEEDS for n in compared):
+        lines.append(f"Fewer than {FEW_SEEDS} seeds are few: the interval is wide, as they say little of their spread.")
+    if 1 in compared:
+        lines.append("With one seed the interval speaks of other clients only, not of other seeds.")
+    star = "*: clear at 5 % after Holm over the methods of a column; without it the order is not settled."
+    return [*lines, star]
