@@ -41,7 +41,7 @@ class Block:
 
     def of(self, rows: Tensor) -> Tensor:
         """(n, any) -> (count, size, any)."""
-        return rows[self.rows].unflatten(0, (self.count, self.size))
+        return rows[self.rows].view(self.count, self.size, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Groups:
             own = _times(g.of(weighted), g.of(self._u), g.of(self._own_targets))
             return g.of(fitted) - own + _times(g.of(weighted), g.of(self._hat_of_u), self._scale(g, self._scaled_e))
 
-        return self._in_order(_refit(g.of(self._u), keep, of_others(g)) for g in self._blocks)
+        return self._in_order(_refit(g.of(self._u), shrink, keep, of_others(g)) for g in self._blocks)
 
     def cross_fitted(self, shrink: Tensor, keep: Tensor) -> Tensor:
         """The left-out refinement (n, c) that is fitted to left-out residuals."""
@@ -90,7 +90,7 @@ class Groups:
         def of_others(g: Block) -> Tensor:
             return sum((of_one(g, j) for j in self._met_by(g)), start=torch.zeros_like(g.of(self._e)))
 
-        return self._in_order(_refit(g.of(self._u), keep, of_others(g)) for g in self._blocks)
+        return self._in_order(_refit(g.of(self._u), shrink, keep, of_others(g)) for g in self._blocks)
 
     @cached_property
     def _kept(self) -> dict[tuple[Block, Block], tuple[Tensor, Tensor]]:
@@ -101,14 +101,12 @@ class Groups:
         return [j for j in self._blocks if j != g or g.count > 1]
 
     def _pairs(self, g: Block, j: Block) -> tuple[Tensor, Tensor]:
-        """X_gj (count_g, size_g, count_j, size_j), zero for a group with itself, and what `_inverse` makes of it.
+        """X_gj (count_g, size_g, count_j, size_j), and what `_inverse` makes of it.
 
-        A sketch may take eigenvalues of X X' past 1, too. They are clipped so that none of I - C_jj - C_jg (I - C_gg)^-1
-        C_gj, the system that is left to j once g has gone, falls below 1 - most: as it is done for single rows.
+        A sketch may take eigenvalues of X X' past 1, too. They are clipped so that no eigenvalue of
+        N_j^-1 (I - X_jg X_jg') N_j^-1, the system left to j once g has gone, is below 1 - most; so it is with rows.
         """
         x = (self._scaled_v[g.rows] @ self._scaled_v[j.rows].T).view(g.count, g.size, j.count, j.size)
-        if g == j:
-            x.diagonal(dim1=0, dim2=2).zero_()
         top = self._roots[j][1].clamp_max(self.most)
         return x, _inverse(x, 1 - (1 - self.most) / (1 - top))
 
@@ -124,7 +122,7 @@ class Groups:
         begins, blocks, start = torch.empty_like(sizes), [], 0
         for level in torch.unique(levels).tolist():
             size, alike = int(sizes[levels == level].max()), torch.nonzero(levels == level)[:, 0]
-            for some in alike.split(max(BLOCK_ROWS // size, 1)):
+            for some in torch.split(alike, max(BLOCK_ROWS // size, 1)):
                 begins[some] = start + size * torch.arange(len(some), device=sizes.device)
                 blocks.append(Block(start, len(some), size))
                 start += len(some) * size
@@ -244,16 +242,20 @@ def _weights(hat: Tensor, x: Tensor, inverse: Tensor) -> Tensor:
     return hat + torch.einsum("gjac,gcjb->gajb", across, x)
 
 
-def _refit(u: Tensor, keep: Tensor, of_others: Tensor) -> Tensor:
-    """(I - H_gg)^-1 of_others, (count, size, c), on the smaller side of U_g (count, size, r)."""
+def _refit(u: Tensor, shrink: Tensor, keep: Tensor, of_others: Tensor) -> Tensor:
+    """(I - H_gg)^-1 of_others, (count, size, c), on the smaller side of U_g (count, size, r).
+
+    Both sides are sums of what is not negative: subtracting H_gg from I cancels at small beta.
+    """
     _, size, r = u.shape
-    if size > r:  # with I - H_gg = I - U_g diag(shrink) U_g'
-        inner = torch.diag(keep / (1 - keep)) + (torch.eye(r).to(u) - u.mT @ u)
-        return of_others + u @ torch.linalg.solve(inner, u.mT @ of_others)
-    others = torch.eye(size).to(u) - u @ u.mT
-    others.diagonal(dim1=1, dim2=2).clamp_(min=0)
-    solution: Tensor = torch.linalg.solve((u * keep) @ u.mT + others, of_others)
-    return solution
+    if size <= r:
+        rest = (u * keep) @ u.mT + (torch.eye(size).to(u) - u @ u.mT)
+        solution: Tensor = torch.linalg.solve(rest, of_others)
+        return solution
+    root = shrink.sqrt()
+    rest = torch.diag(keep) + root[:, None] * (torch.eye(r).to(u) - u.mT @ u) * root
+    inner: Tensor = torch.linalg.solve(rest, (u * root).mT @ of_others)
+    return of_others + (u * root) @ inner
 
 
 def _times(a: Tensor, b: Tensor, rows: Tensor) -> Tensor:
