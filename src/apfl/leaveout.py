@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from apfl.leaveout_groups import Groups
 from apfl.ridge import gram
 
 __all__ = ["HatBasis", "LeftOut", "Refinement", "hat_basis", "leverage_sketch", "whiten"]
@@ -60,7 +61,11 @@ def hat_basis(psi: Tensor) -> HatBasis:
     values, vectors = torch.linalg.eigh(gram(psi))  # reads the lower triangle
     real = values > n * d * torch.finfo(torch.float64).eps * values[-1].clamp_min(0)
     values, vectors = values[real], vectors[:, real]
-    return HatBasis(vectors if n < d else psi @ vectors / values.sqrt(), values)
+    if n < d:
+        return HatBasis(vectors, values)
+    # Of small eigenvalues few digits are right; columns divided by their roots would not quite have length 1.
+    columns = psi @ vectors
+    return HatBasis(columns / columns.norm(dim=0), columns.square().sum(0))
 
 
 def whiten(phi: Tensor, factor: Tensor) -> Tensor:
@@ -97,25 +102,22 @@ class LeftOut:
     @cached_property
     def leverage(self) -> Tensor:
         """q, (n,), below 1."""
-        return self.whitened.square().sum(1).clamp_max(self._most)
+        return self._own_hat.clamp_max(self._most)
 
     @cached_property
+    def clipped_rows(self) -> Tensor:
+        """Rows whose leverage had to be clipped, or an eigenvalue of their group's C_gg, bool (n,)."""
+        return self._grouped.clipped_rows if self._grouped else self._own_hat > self._most
+
+    @property
     def clipped(self) -> float:
-        """The share of rows, or of groups, whose leverage had to be clipped."""
-        if self.groups is None:
-            return float((self.whitened.square().sum(1) > self._most).double().mean())
-        tops = [torch.linalg.matrix_norm(self.whitened[g], ord=2) ** 2 for g in self._members]
-        return float((torch.stack(tops) > self._most).double().mean())
+        """The share of `clipped_rows` among all rows."""
+        return float(self.clipped_rows.double().mean())
 
     @cached_property
     def primary(self) -> Tensor:
         """Y minus the left-out score of the primary stream, (n, c)."""
-        if self.groups is None:
-            return self.residual / (1 - self.leverage)[:, None]
-        result = torch.empty_like(self.residual)
-        for g in self._members:
-            result[g] = torch.linalg.solve(self._without(g), self.residual[g])
-        return result
+        return self._grouped.primary if self._grouped else self.residual / (1 - self.leverage)[:, None]
 
     @property
     def target(self) -> Tensor:
@@ -124,7 +126,10 @@ class LeftOut:
 
     def refinement(self, beta: float) -> Tensor:
         """The left-out score of the refinement stream, (n, c)."""
-        return self._leave_rows(beta) if self.groups is None else self._leave_groups(beta)
+        if self._grouped is None:
+            return self._leave_rows(beta)
+        leave = self._grouped.in_sample if self.kind == "in-sample" else self._grouped.cross_fitted
+        return leave(self.hat.shrink(beta), self.hat.keep(beta))
 
     def _leave_rows(self, beta: float) -> Tensor:
         basis, shrink = self.hat.basis, self.hat.shrink(beta)
@@ -134,7 +139,7 @@ class LeftOut:
         rest = squares @ self.hat.keep(beta) + (1 - squares.sum(1)).clamp_min(0)
         if self.kind == "in-sample":
             fitted = basis @ (shrink[:, None] * (basis.T @ self.residual)) - h[:, None] * self.residual
-            moved = (basis * self._primary_hat_of_basis) @ shrink - h * self.leverage  # sum over j != i of H_ij C_ji
+            moved = (basis * self._primary_hat_of_basis) @ shrink - h * self._own_hat  # sum over j != i of H_ij C_ji
         else:
             weights = ((basis * shrink) @ basis.T) / self._denominators  # H_ij over the denominator of T_j(-i)
             weights.fill_diagonal_(0)
@@ -142,42 +147,16 @@ class LeftOut:
             moved = (weights * self._primary_hat).sum(1)
         return (fitted + moved[:, None] * self.primary) / rest[:, None]
 
-    def _leave_groups(self, beta: float) -> Tensor:
-        basis, shrink, keep = self.hat.basis, self.hat.shrink(beta), self.hat.keep(beta)
-        result = torch.empty_like(self.residual)
-        for g, targets in zip(self._members, self._targets_without, strict=True):
-            own = basis[g]
-            rest = (own * keep) @ own.T + (torch.eye(len(g)).to(own) - own @ own.T)  # I - H_gg
-            result[g] = torch.linalg.solve(rest, (own * shrink) @ (basis.T @ targets))
-        return result
+    @cached_property
+    def _grouped(self) -> Groups | None:
+        if self.groups is None:
+            return None
+        return Groups(self.groups, self.hat.basis, self.whitened, self.residual, self._most)
 
     @cached_property
-    def _members(self) -> list[Tensor]:
-        assert self.groups is not None
-        return [torch.nonzero(self.groups == group)[:, 0] for group in torch.unique(self.groups)]
-
-    def _without(self, g: Tensor) -> Tensor:
-        """I - C_gg, with the eigenvalues of C_gg clipped as a row's leverage is: a sketch may take them past 1."""
-        values: Tensor
-        vectors: Tensor
-        values, vectors = torch.linalg.eigh(self.whitened[g] @ self.whitened[g].T)
-        return torch.eye(len(g)).to(vectors) - (vectors * values.clamp_max(self._most)) @ vectors.T
-
-    @cached_property
-    def _targets_without(self) -> list[Tensor]:
-        """For each group g, the targets T(-g) of all rows (n, c), zero in g itself."""
-        found = []
-        for g in self._members:
-            across = self.whitened @ self.whitened[g].T  # C_:g
-            targets = self.residual + across @ self.primary[g]
-            if self.kind == "cross-fitted":
-                inner = torch.linalg.solve(self._without(g), across.T)  # (I - C_gg)^-1 C_g:
-                for j in self._members:
-                    if j is not g:
-                        targets[j] = torch.linalg.solve(self._without(j) - across[j] @ inner[:, j], targets[j])
-            targets[g] = 0
-            found.append(targets)
-        return found
+    def _own_hat(self) -> Tensor:
+        """q before clipping, (n,)."""
+        return self.whitened.square().sum(1)
 
     @cached_property
     def _primary_hat(self) -> Tensor:
