@@ -13,8 +13,8 @@ from apfl.federation import Shard
 from apfl.methods.apfl import APFL
 
 NAMES = ("ant", "bee", "cat")
-FIXED = APFL(d_primary=40, d_refinement=24, gamma=1.0, beta=1.0, balance=0.5, tau=0.0)
-AUTO = APFL(d_primary=40, d_refinement=24)
+FIXED = APFL(d_primary=40, d_refinement=24, gamma=1.0, beta=1.0, balance=0.5, tau=0.0, normalise="root")
+AUTO = APFL(d_primary=40, d_refinement=24, normalise="root")
 
 
 def draw_shard(n: int, seed: int, n_features: int = 8, dtype: torch.dtype = torch.float64) -> Shard:

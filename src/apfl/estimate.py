@@ -84,6 +84,6 @@ def _widths(cell: Cell, dataset: Dataset) -> tuple[int, int]:
     """d_P and d_R; a method without a map has the features' own width."""
     n_rows, n_features = dataset.features.shape
     first = getattr(cell.method, "d_primary", getattr(cell.method, "d", n_features))
-    primary = width_for(n_rows) if first == "auto" else int(first)
+    primary = width_for(n_rows, n_features) if first == "auto" else int(first)
     second = getattr(cell.method, "d_refinement", 0)
     return primary, primary if second == "auto" else int(second)

@@ -31,12 +31,13 @@ from apfl.estimator_rows import (
     take_out,
     tensor,
 )
+from apfl.leaveout import leaving
 from apfl.methods import load_method
 from apfl.methods._primary import stream_maps
 from apfl.methods.apfl import APFL
 from apfl.missing import missing, refuse_missing
 from apfl.normalise import moments, normaliser
-from apfl.personal import Choice, Personal, Primary, Rows, left_out_rows, personalise, solve_primary, width_for
+from apfl.personal import Choice, Personal, Primary, Rows, left_out_rows, personalise, solve_primary
 from apfl.ridge import Statistics, one_hot, statistics, total
 from apfl.streams import DualStream
 from apfl.tables import left_out_prior
@@ -71,8 +72,9 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         Whether the refinement is fitted to left-out residuals of the primary, or to in-sample ones as in the paper.
     activations : str or pair of str
         Activation of both maps, or of the primary and of the refinement map.
-    normalise : {"root", "row", "standardise", "none"}
-        How features are scaled first. The moments of ``standardise`` are those of the first fit and stay fixed.
+    normalise : {"auto", "root", "row", "columns", "standardise", "none"}
+        How features are scaled first. ``auto`` chooses by the moments of the features; they are those of the first fit
+        and stay fixed, as do those of ``columns`` and ``standardise``.
     intercept : bool
         Append a column of ones to both maps.
     keep_rows : bool
@@ -344,10 +346,9 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             seed = int(self.random_state)
         else:
             seed = int(check_random_state(self.random_state).randint(2**31))
-        d_primary = width_for(len(X)) if isinstance(self.d_primary, str) else self.d_primary
-        widths = (d_primary, d_primary if isinstance(self.d_refinement, str) else self.d_refinement)
-        self._maps = stream_maps(tensor(X[:1]), widths, activations, seed, self.intercept)
         self._normaliser = normaliser(self.normalise, moments(tensor(X)))
+        widths = self._method().widths(*X.shape)
+        self._maps = stream_maps(tensor(X[:1]), self._normaliser, widths, activations, seed, self.intercept)
         self._models: dict[Hashable, DualStream] = {}
         self._rows: dict[Hashable, ClientRows] = {}
         self._digests: dict[Hashable, str] = {}
@@ -429,7 +430,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         def rows_of(k: int) -> Rows:
             rows = at_hand[clients[k]]
             z = self._normaliser(rows.features)
-            return Rows(self._maps[0](z), self._maps[1](z), rows.labels, rows.groups)
+            return Rows(self._maps[0](z), self._maps[1](z), rows.labels, leaving(rows.features, rows.groups))
 
         personal, self.chosen_ = personalise(rows_of, len(clients), primary, choice, sketch_width=0, seed=0)
         scores = [self._left_out_scores(rows_of(k), primary, own, choice) for k, own in enumerate(personal)]
@@ -452,7 +453,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         dual = alone + own.balance * left.refinement(own.beta)
         if own.tau:
             counts = targets.sum(0), primary.stats.class_counts
-            dual += own.tau * left_out_prior(targets, *counts, rows.groups, choice.smoothing)
+            dual += own.tau * left_out_prior(targets, *counts, rows.leaving.groups, choice.smoothing)
         return alone.numpy(), dual.numpy()
 
     def _scores(self, X: Any, clients: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -22,16 +22,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from apfl.leaveout_groups import Groups
 from apfl.ridge import gram
 
-__all__ = ["HatBasis", "LeftOut", "Refinement", "hat_basis", "leverage_sketch", "whiten"]
+__all__ = ["HatBasis", "Leaving", "LeftOut", "Refinement", "hat_basis", "leaving", "leverage_sketch", "whiten"]
 
 Refinement = Literal["in-sample", "cross-fitted"]
 MOST_LEVERAGE = 0.99  # a sketched q may come out at 1 or more
@@ -81,6 +83,36 @@ def leverage_sketch(factor: Tensor, m: int, seed: int) -> Tensor:
     return sketch
 
 
+class Leaving(NamedTuple):
+    """Which rows of a client are left out together, and which repeat an earlier row."""
+
+    groups: Tensor | None  # (n,); None if every row leaves alone
+    again: Tensor  # bool (n,)
+
+
+def leaving(features: Tensor, groups: Tensor | None) -> Leaving:
+    """Equal rows leave together, because they would vouch for each other, and so do given groups.
+
+    Groups that hold equal rows become one.
+
+    >>> groups, again = leaving(torch.tensor([[1.0], [2.0], [1.0]]), None)
+    >>> groups.tolist(), again.tolist()
+    ([0, 1, 0], [False, False, True])
+    """
+    rows = np.ascontiguousarray((features + 0.0).cpu().numpy())  # + 0.0: a negative zero equals zero
+    first: dict[bytes, int] = {}
+    copies, n = np.array([first.setdefault(row.tobytes(), i) for i, row in enumerate(rows)]), len(rows)
+    again = torch.from_numpy(copies < np.arange(n)).to(features.device)
+    if len(first) == n:
+        return Leaving(groups, again)
+    if groups is None:
+        return Leaving(torch.from_numpy(copies), again)
+    codes = np.unique(groups.cpu().numpy(), return_inverse=True)[1]
+    # A graph of the rows (0 to n - 1) and the groups (from n on).
+    edges = coo_array((np.ones(2 * n), (np.tile(np.arange(n), 2), np.concatenate([copies, n + codes]))), (2 * n, 2 * n))
+    return Leaving(torch.from_numpy(connected_components(edges, directed=False)[1][:n].astype(np.int64)), again)
+
+
 @dataclass(frozen=True, eq=False)
 class LeftOut:
     """One client's rows, each (or each group) left out of both streams, for any beta.
@@ -94,6 +126,12 @@ class LeftOut:
     kind: Refinement = "in-sample"
     groups: Tensor | None = None  # (n,); without them every row is a group of its own
     sketched: bool = False  # whether V comes from a sketch
+    again: Tensor | None = None  # bool (n,): rows that repeat an earlier one
+
+    @property
+    def judged(self) -> Tensor:
+        """Rows whose left-out score says something, bool (n,): the first of equal rows, with a leverage below 1."""
+        return ~self.clipped_rows if self.again is None else ~(self.clipped_rows | self.again)
 
     @property
     def _most(self) -> float:
@@ -121,8 +159,10 @@ class LeftOut:
 
     @property
     def target(self) -> Tensor:
-        """What the refinement is fitted to, (n, c)."""
-        return self.residual if self.kind == "in-sample" else self.primary
+        """What the refinement is fitted to, (n, c): the residual itself if a row's left-out one cannot be known."""
+        if self.kind == "in-sample":
+            return self.residual
+        return torch.where(self.clipped_rows[:, None], self.residual, self.primary)
 
     def refinement(self, beta: float) -> Tensor:
         """The left-out score of the refinement stream, (n, c)."""

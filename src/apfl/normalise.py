@@ -1,10 +1,13 @@
 """How backbone features are scaled before the random maps.
 
 root         sign(z) sqrt|z|, then as row; needs nothing from anyone else. Evens out features of which a few are large,
-             as pooled activations are: the power normalisation of retrieval and few-shot learning (default of `apfl`)
+             as pooled activations are: the power normalisation of retrieval and few-shot learning
 row          z * sqrt(l) / |z|     needs nothing from anyone else
 standardise  (z - mean) / std      needs the federation's moments, which add like statistics do
+columns      standardised, a constant sqrt(l) appended, then as row: for tables, whose columns have units of their own
+             and whose rows' lengths carry information
 none         z
+auto         one of the first three kinds, from the federation's moments alone (default of `apfl`): see `resolve`
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ from torch import Tensor
 
 from apfl.errors import InputError, unknown
 
-__all__ = ["Moments", "Normalise", "Normaliser", "moments", "normaliser"]
+__all__ = ["Moments", "Normalise", "Normaliser", "moments", "needs_moments", "normaliser", "resolve"]
 
-Normalise = Literal["root", "row", "standardise", "none"]
+Normalise = Literal["root", "row", "standardise", "columns", "none"]
+FEW_COLUMNS = 32  # a table: the direction of so short a row says too little without its length
+UNLIKE_SCALES = 30.0  # largest over median standard deviation of columns; a network's pooled features have 4 to 6
+ONE_SIDED = 0.2  # mean over columns of mean / rms: 0.45 for pooled activations, 0 for signed embeddings
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +60,8 @@ class Normaliser:
     """
 
     how: Normalise = "row"
-    mean: Tensor | None = None  # (l,), float64, only with standardise
-    std: Tensor | None = None  # (l,), float64, only with standardise
+    mean: Tensor | None = None  # (l,), float64, only with standardise and columns
+    std: Tensor | None = None  # (l,), float64, only with standardise and columns
 
     def __call__(self, features: Tensor) -> Tensor:
         if self.how == "none":
@@ -65,8 +71,23 @@ class Normaliser:
         if self.how == "root":
             return _to_length(features.sign() * features.abs().sqrt())
         if self.mean is None or self.std is None:
-            raise InputError("this normaliser has no mean and std: make it with normaliser('standardise', moments)")
-        return (features - self.mean.to(features)) / self.std.to(features)
+            raise InputError(f"this normaliser has no mean and std: make it with normaliser('{self.how}', moments)")
+        if features.shape[1:] != self.mean.shape:
+            raise InputError(
+                f"features of shape {tuple(features.shape)} given; this model was made for (n, {len(self.mean)})"
+            )
+        # In float64: a column far from zero has few digits left once its mean is gone.
+        scaled = ((features.to(torch.float64) - self.mean.to(features.device)) / self.std.to(features.device)).to(
+            features
+        )
+        if self.how == "standardise":
+            return scaled
+        constant = scaled.new_full((len(scaled), 1), math.sqrt(scaled.shape[1]))
+        return _to_length(torch.cat([scaled, constant], 1))
+
+    def width(self, n_features: int) -> int:
+        """How many columns come out of ``n_features``."""
+        return n_features + (self.how == "columns")
 
 
 def _to_length(features: Tensor) -> Tensor:
@@ -76,16 +97,53 @@ def _to_length(features: Tensor) -> Tensor:
     return features * factor
 
 
+def needs_moments(how: str) -> bool:
+    """Whether clients have to add up their moments first."""
+    return how in ("auto", "standardise", "columns")
+
+
+def resolve(how: str, shared: Moments | None) -> str:
+    """The normalisation that ``auto`` stands for; any other as it is.
+
+    ``columns`` for a table (few columns, or columns of very different scales), ``root`` for features that lie on one
+    side of zero, as a network's pooled activations do, and ``row`` for signed ones.
+
+    >>> resolve("auto", moments(torch.rand(50, 64))), resolve("auto", moments(torch.randn(50, 64)))
+    ('root', 'row')
+    >>> resolve("auto", moments(torch.rand(50, 4)))
+    'columns'
+    """
+    if how != "auto":
+        return how
+    if shared is None or shared.n_samples < 1:
+        raise InputError("normalise='auto' needs the moments of at least one sample")
+    if len(shared.sums) < FEW_COLUMNS:
+        return "columns"
+    mean, std, constant = _mean_and_std(shared)
+    varying = std[~constant]
+    if len(varying) and float(varying.max() / varying.median()) > UNLIKE_SCALES:
+        return "columns"
+    rms = (shared.squares / shared.n_samples).sqrt()
+    one_sided = float((mean / rms)[rms > 0].mean()) if bool((rms > 0).any()) else 0.0
+    return "root" if one_sided > ONE_SIDED else "row"
+
+
 def normaliser(how: str, shared: Moments | None = None) -> Normaliser:
-    """The normaliser named ``how``; ``standardise`` takes the summed moments of the federation."""
-    if how not in get_args(Normalise):
-        raise unknown("normalisation", how, get_args(Normalise))
-    if how != "standardise":
+    """The normaliser named ``how``; `needs_moments` says which take the summed moments of the federation."""
+    if how not in (*get_args(Normalise), "auto"):
+        raise unknown("normalisation", how, (*get_args(Normalise), "auto"))
+    how = resolve(how, shared)
+    if not needs_moments(how):
         return Normaliser(how)  # type: ignore[arg-type]
     if shared is None or shared.n_samples < 1:
-        raise InputError("normalise='standardise' needs the moments of at least one sample")
+        raise InputError(f"normalise='{how}' needs the moments of at least one sample")
+    mean, std, constant = _mean_and_std(shared)
+    return Normaliser(how, mean, torch.where(constant, 1.0, std))  # type: ignore[arg-type]
+
+
+def _mean_and_std(shared: Moments) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each column, and whether it is constant: then it is centred and left unscaled."""
     mean = shared.sums / shared.n_samples
     variance = shared.squares / shared.n_samples - mean.square()
-    # Below rounding of the subtraction a column is constant: it is centred and left unscaled.
-    constant = variance <= 1e-12 * mean.square() + torch.finfo(torch.float64).tiny
-    return Normaliser("standardise", mean, torch.where(constant, 1.0, variance.clamp_min(0)).sqrt())
+    constant = variance <= 1e-12 * mean.square() + torch.finfo(torch.float64).tiny  # below rounding of the subtraction
+    return mean, variance.clamp_min(0).sqrt(), constant

@@ -16,7 +16,7 @@ from apfl.gcv import feature_energy
 from apfl.leaveout import LeftOut, hat_basis, leverage_sketch
 from apfl.methods._primary import mapped_and_summed, shared_normaliser, stream_maps
 from apfl.methods.apfl import APFL
-from apfl.personal import solve_primary, width_for
+from apfl.personal import solve_primary
 from apfl.ridge import one_hot
 from apfl.tables import local_prior
 
@@ -47,11 +47,10 @@ def on_test(method: APFL, federation: Federation, seed: int) -> OnTest:
     """The whole grid, with every stream as the method fits it."""
     clients, tests, c = federation.train, federation.test, federation.n_classes
     features = clients[0].features
-    d_primary = width_for(sum(map(len, clients))) if method.d_primary == "auto" else method.d_primary
-    d_refinement = d_primary if method.d_refinement == "auto" else method.d_refinement
     activations = (method.activation_primary, method.activation_refinement)
-    maps = stream_maps(features, (d_primary, d_refinement), activations, seed, method.intercept)
     normalise = shared_normaliser(method.normalise, clients)
+    widths = method.widths(sum(map(len, clients)), features.shape[1])
+    maps = stream_maps(features, normalise, widths, activations, seed, method.intercept)
     phis, summed = mapped_and_summed(clients, c, normalise, maps[0])
     unit = feature_energy(summed)
     table = torch.zeros(len(GAMMAS), len(BETAS), len(BALANCES), len(TAUS), dtype=torch.float64, device=features.device)

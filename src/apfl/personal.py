@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from apfl.gcv import choose_gamma, feature_energy
-from apfl.leaveout import LeftOut, Refinement, hat_basis, leverage_sketch, whiten
+from apfl.leaveout import Leaving, LeftOut, Refinement, hat_basis, leverage_sketch, whiten
 from apfl.ridge import Statistics, factorise, one_hot
 from apfl.streams import fit_refinement
 from apfl.tables import Grid, Scope, choose, grid, hits, local_prior, towards_the_sum
@@ -27,6 +27,7 @@ from apfl.workers import over_clients
 __all__ = ["Auto", "Choice", "Personal", "Rows", "left_out_rows", "personalise", "solve_primary", "width_for"]
 
 Auto = Literal["auto"]
+MOST_UNJUDGED = 0.05  # share of rows that cannot be judged beyond which no left-out accuracy is stated
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +37,7 @@ class Rows:
     phi: Tensor  # (n, d_P)
     psi: Tensor  # (n, d_R)
     labels: Tensor  # (n,)
-    groups: Tensor | None = None
+    leaving: Leaving
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Primary:
     factor: Tensor  # L of Phi'Phi + gamma I
     gamma: float
     path: dict[str, list[float | None]] | None  # the curve gamma was chosen on; None where it is not finite
+    distinct_rows: float  # as far as the sums show; else all
     stats: Statistics
 
 
@@ -83,13 +85,17 @@ class Personal:
     prior: Tensor | None  # (c,)
 
 
-def width_for(n_samples: int) -> int:
-    """The default d_P: a power of two near N, from 256 to 8192; the same at every site because N is.
+def width_for(n_samples: int, n_features: int) -> int:
+    """The default d_P: a power of two near the number of rows, from 256 to 8192; the same at every site because N is.
 
-    >>> width_for(1300), width_for(45_000), width_for(20)
-    (1024, 8192, 256)
+    With few rows of many features it is near the number of features instead, up to 1024: a narrower map would lose
+    what a ridge on the features themselves sees.
+
+    >>> width_for(1300, 64), width_for(45_000, 1280), width_for(20, 64), width_for(300, 3000)
+    (1024, 8192, 256, 1024)
     """
-    return int(min(8192, max(256, 2 ** round(torch.log2(torch.tensor(float(n_samples))).item()))))
+    power = round(math.log2(max(n_samples, min(n_features, 1024))))
+    return min(8192, max(256, int(2**power)))
 
 
 def solve_primary(stats: Statistics, gamma: float | Auto) -> Primary:
@@ -101,7 +107,8 @@ def solve_primary(stats: Statistics, gamma: float | Auto) -> Primary:
     curve: dict[str, list[float | None]] | None = None
     if path is not None:
         curve = {"gamma": [*path.gammas], "gcv": [_finite(score) for score in path.scores]}
-    return Primary(weights, factor, used, curve, stats)
+    distinct = stats.n_samples if path is None else path.distinct_rows
+    return Primary(weights, factor, used, curve, distinct, stats)
 
 
 def _finite(value: float) -> float | None:
@@ -113,7 +120,8 @@ def left_out_rows(rows: Rows, primary: Primary, kind: Refinement, sketch: Tensor
     phi = rows.phi.to(torch.float64)
     residual = one_hot(rows.labels, primary.stats.n_classes) - phi @ primary.weights
     whitened = whiten(phi, primary.factor) if sketch is None else phi @ sketch
-    return LeftOut(hat_basis(rows.psi), whitened, residual, kind, rows.groups, sketched=sketch is not None)
+    groups, again = rows.leaving
+    return LeftOut(hat_basis(rows.psi), whitened, residual, kind, groups, sketch is not None, again)
 
 
 def personalise(
@@ -129,50 +137,61 @@ def personalise(
     unit = feature_energy(stats) * rows_of(0).psi.shape[1] / stats.width
     tried = grid(unit, beta=choice.fixed("beta"), balance=choice.fixed("balance"), tau=choice.fixed("tau"))
 
-    def prepare(k: int) -> tuple[Tensor, Tensor | None, Tensor, float]:
-        """Target of the refinement, table of hits, label counts, share of clipped leverages."""
+    def prepare(k: int) -> _Prepared:
         rows = rows_of(k)
-        counts = one_hot(rows.labels, stats.n_classes).sum(0)
+        targets = one_hot(rows.labels, stats.n_classes)
+        counts = targets.sum(0)
         if not needs_left_out:
-            phi = rows.phi.to(torch.float64)
-            return one_hot(rows.labels, stats.n_classes) - phi @ primary.weights, None, counts, 0.0
+            return _Prepared(targets - rows.phi.to(torch.float64) @ primary.weights, None, counts)
         left = left_out_rows(rows, primary, choice.refinement, sketch)
         table = None
         if choice.open:
             table = hits(left, rows.labels, counts, stats.class_counts, choice.smoothing, tried)
-        return left.target, table, counts, left.clipped
+        again = int(rows.leaving.again.sum())
+        return _Prepared(left.target, table, counts, again, len(targets) - again - int(left.judged.sum()))
 
     prepared = over_clients(prepare, range(n_clients), device)
-    settings = _settings([table for _, table, _, _ in prepared], [int(c.sum()) for *_, c, _ in prepared], tried, choice)
+    settings = _settings(prepared, tried, choice)
 
     def fit(k: int) -> Personal:
         beta, balance, tau = settings[k]
-        target, _, counts, _ = prepared[k]
-        prior = tau * local_prior(counts, stats.class_counts, choice.smoothing) if tau else None
-        return Personal(fit_refinement(rows_of(k).psi, target, beta), beta, balance, tau, prior)
+        prior = tau * local_prior(prepared[k].counts, stats.class_counts, choice.smoothing) if tau else None
+        return Personal(fit_refinement(rows_of(k).psi, prepared[k].target, beta), beta, balance, tau, prior)
 
     personal = over_clients(fit, range(n_clients), device)
     return personal, _account(primary, prepared, settings, tried)
 
 
-def _settings(
-    tables: Sequence[Tensor | None], sizes: Sequence[int], tried: Grid, choice: Choice
-) -> list[tuple[float, float, float]]:
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """What a client knows before the settings are chosen."""
+
+    target: Tensor  # of the refinement (n, c)
+    table: Tensor | None  # of left-out hits, if anything is to be chosen
+    counts: Tensor  # of its labels (c,)
+    n_again: int = 0  # rows that repeat an earlier one
+    n_clipped: int = 0  # others whose leverage had to be clipped
+
+
+def _settings(prepared: Sequence[_Prepared], tried: Grid, choice: Choice) -> list[tuple[float, float, float]]:
     """(beta, balance, tau) of every client."""
-    known = [table for table in tables if table is not None]
-    if not known:
-        return [(tried.betas[0], tried.balances[0], tried.taus[0])] * len(tables)
-    summed = torch.stack(known).sum(0)
+    tables = [each.table for each in prepared if each.table is not None]
+    if not tables:
+        return [(tried.betas[0], tried.balances[0], tried.taus[0])] * len(prepared)
+    summed = torch.stack(tables).sum(0)
     if choice.scope == "federation":
-        return [choose(summed, tried)] * len(tables)
+        return [choose(summed, tried)] * len(prepared)
     if choice.scope == "client":
-        return [choose(table, tried) for table in known]
-    return [choose(towards_the_sum(table, summed, n, sum(sizes)), tried) for table, n in zip(known, sizes, strict=True)]
+        return [choose(table, tried) for table in tables]
+    sizes = [int(each.counts.sum()) for each in prepared]
+    return [
+        choose(towards_the_sum(table, summed, n, sum(sizes)), tried) for table, n in zip(tables, sizes, strict=True)
+    ]
 
 
 def _account(
     primary: Primary,
-    prepared: Sequence[tuple[Tensor, Tensor | None, Tensor, float]],
+    prepared: Sequence[_Prepared],
     settings: Sequence[tuple[float, float, float]],
     tried: Grid,
 ) -> dict[str, Any]:
@@ -183,19 +202,44 @@ def _account(
         account |= dict(zip(names, settings[0], strict=True))
     else:
         account |= {f"{name}_per_client": [s[i] for s in settings] for i, name in enumerate(names)}
-    tables = [table for _, table, _, _ in prepared if table is not None]
-    if tables:
-        summed = torch.stack(tables).sum(0)
-        n_rows = sum(float(counts.sum()) for _, _, counts, _ in prepared)  # of the clients at hand
-        right = sum(int(table[tried.index(own)]) for table, own in zip(tables, settings, strict=True))
-        account["left_out_accuracy"] = right / n_rows
-        if 0.0 in tried.balances and 0.0 in tried.taus:
-            alone = summed[0, list(tried.balances).index(0.0), list(tried.taus).index(0.0)]
-            account["left_out_accuracy_primary_alone"] = float(alone) / n_rows
-        account["table"] = {
-            "beta": list(tried.betas), "balance": list(tried.balances), "tau": list(tried.taus), "hits": summed.tolist()
-        }  # fmt: skip
-    account["leverage_clipped"] = sum(clipped for *_, clipped in prepared) / len(prepared)
+    n_rows = sum(int(each.counts.sum()) for each in prepared)
+    account["leverage_clipped"] = sum(each.n_clipped for each in prepared) / n_rows
+    if any(each.table is not None for each in prepared):
+        account |= _left_out(primary, prepared, settings, tried)
     if primary.path is not None:
         account["gamma_path"] = primary.path
+    return account
+
+
+def _left_out(
+    primary: Primary, prepared: Sequence[_Prepared], settings: Sequence[tuple[float, float, float]], tried: Grid
+) -> dict[str, Any]:
+    """The accuracies that the settings were chosen by, over the rows that could be judged; None if they would mislead.
+
+    They would if many leverages were clipped, or if many rows repeat those of *another* client, which no client can
+    see but the sums may show: each copy vouches for the other.
+    """
+    tables = [each.table for each in prepared if each.table is not None]
+    summed = torch.stack(tables).sum(0)
+    n_again, n_clipped = sum(each.n_again for each in prepared), sum(each.n_clipped for each in prepared)
+    n_distinct = sum(int(each.counts.sum()) for each in prepared) - n_again
+    elsewhere = max(0.0, primary.stats.n_samples - primary.distinct_rows - n_again)
+    judged = n_clipped + 2 * elsewhere <= MOST_UNJUDGED * n_distinct
+
+    def share(right: int) -> float | None:
+        return right / (n_distinct - n_clipped) if judged else None
+
+    account: dict[str, Any] = {
+        "left_out_rows": n_distinct - n_clipped,
+        "rows_repeated": {"at_their_client": n_again, "elsewhere": round(elsewhere)},
+        "left_out_accuracy": share(
+            sum(int(table[tried.index(own)]) for table, own in zip(tables, settings, strict=True))
+        ),
+    }
+    if 0.0 in tried.balances and 0.0 in tried.taus:
+        alone = summed[0, list(tried.balances).index(0.0), list(tried.taus).index(0.0)]
+        account["left_out_accuracy_primary_alone"] = share(int(alone))
+    account["table"] = {
+        "beta": list(tried.betas), "balance": list(tried.balances), "tau": list(tried.taus), "hits": summed.tolist()
+    }  # fmt: skip
     return account

@@ -67,7 +67,7 @@ def hits(
     """How many of a client's left-out rows each setting gets right, (betas, balances, taus), int64.
 
     The labels of what is left out, a row or its group, are taken out of the counts before they judge it. A tie for the
-    highest score is no hit.
+    highest score is no hit, and neither is a row that cannot be judged (`LeftOut.judged`).
 
     For given beta and tau every other class sets one bound on the balances with which it stays below the row's own,
     so a row is right on an interval of balances: two reductions serve all balances.
@@ -83,6 +83,7 @@ def hits(
         gain = _lead(left_out.refinement(beta).float(), labels)
         for t, lead in enumerate(leads):
             low, high = _interval(lead, gain, labels)
+            low.masked_fill_(~left_out.judged, float("inf"))
             table[b, :, t] = ((low < balances[:, None]) & (balances[:, None] < high)).sum(1)
     return table
 

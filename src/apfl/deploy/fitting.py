@@ -13,7 +13,7 @@ from apfl.deploy.messages import Broadcast
 from apfl.deploy.rows import Rows
 from apfl.deploy.terms import Terms
 from apfl.exchange import unpack
-from apfl.leaveout import HatBasis, LeftOut, hat_basis, whiten
+from apfl.leaveout import HatBasis, LeftOut, hat_basis, leaving, whiten
 from apfl.ridge import one_hot
 from apfl.streams import DualStream, fit_refinement
 from apfl.tables import hits, local_prior
@@ -29,7 +29,7 @@ def left_out_hits(rows: Rows, terms: Terms, broadcast: Broadcast, member: bool) 
     targets = one_hot(rows.labels, terms.n_classes)
     seen = torch.full_like(rows.shared, member)
     residual = targets - phi.to(torch.float64) @ broadcast.weights
-    left = _left_out(hat_basis(psi), phi, residual, rows.groups, terms, broadcast, seen)
+    left = _left_out(hat_basis(psi), phi, residual, rows, terms, broadcast, seen)
     everyone = broadcast.class_counts + targets[~seen].sum(0)
     return hits(left, rows.labels, targets.sum(0), everyone, terms.method.smoothing, terms.grid(broadcast.unit))
 
@@ -46,7 +46,7 @@ def personal_model(
     residual = targets - phi.to(torch.float64) @ broadcast.weights
     if terms.wants_leverage:
         none = HatBasis(residual[:, :0], residual[0, :0])  # what is fitted to does not depend on what is fitted
-        residual = _left_out(none, phi, residual, rows.groups, terms, broadcast, seen).target
+        residual = _left_out(none, phi, residual, rows, terms, broadcast, seen).target
     prior = None
     if tau:
         everyone = broadcast.class_counts + targets[~seen].sum(0)
@@ -61,7 +61,7 @@ def _left_out(
     hat: HatBasis,
     phi: Tensor,
     residual: Tensor,
-    groups: Tensor | None,
+    rows: Rows,
     terms: Terms,
     broadcast: Broadcast,
     seen: Tensor,
@@ -73,4 +73,5 @@ def _left_out(
         whitened = phi.to(torch.float64) @ broadcast.leverage
     else:
         whitened = whiten(phi, torch.tril(unpack(broadcast.leverage)))
-    return LeftOut(hat, whitened * seen[:, None], residual, terms.method.refinement, groups, sketched)
+    groups, again = leaving(rows.features, rows.groups)
+    return LeftOut(hat, whitened * seen[:, None], residual, terms.method.refinement, groups, sketched, again)

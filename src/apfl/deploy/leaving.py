@@ -158,7 +158,8 @@ def _remains(draft: Terms) -> tuple[str, ...]:
     open_terms = {
         "the list of classes": draft.class_names is None,
         "the width of the map, which followed the number of rows described": draft.method.d_primary == "auto",
-        "mean and std of the features (normalise='standardise')": draft.method.normalise == "standardise",
+        "the normalisation, which followed the moments described": draft.method.normalise == "auto",
+        "mean and std of the features": draft.method.normalise in ("standardise", "columns"),
     }
     return tuple(what for what, was_open in open_terms.items() if was_open)
 

@@ -13,7 +13,7 @@ from apfl.deploy.terms import Description, Terms, check_name
 from apfl.deploy.wire import Expected, count, seal, sha256, text, unseal
 from apfl.errors import InputError
 from apfl.exchange import pack
-from apfl.normalise import Moments
+from apfl.normalise import Moments, needs_moments
 from apfl.tables import choose
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def seal_description(description: Description, draft: Terms) -> bytes:
-    """Before anything is agreed: n, feature width, class names, and the moments if features are standardised."""
+    """Before anything is agreed: n, feature width, class names, and the moments if the normalisation needs them."""
     tensors = {"n": torch.tensor(description.n_samples)}
     if description.moments is not None:
         tensors |= {"sums": description.moments.sums, "squares": description.moments.squares}
@@ -36,12 +36,12 @@ def seal_description(description: Description, draft: Terms) -> bytes:
 
 def open_description(data: bytes, draft: Terms) -> Description:
     """A description under this draft, checked."""
-    standardise = draft.method.normalise == "standardise"
+    with_moments = needs_moments(draft.method.normalise)
 
     def expected(header: dict[str, Any]) -> Expected:
         _check_address(header, draft)
         size = (count(header, "n_features", 2**24),)
-        extra: Expected = {"sums": (("F64",), size), "squares": (("F64",), size)} if standardise else {}
+        extra: Expected = {"sums": (("F64",), size), "squares": (("F64",), size)} if with_moments else {}
         return {"n": (("I64",), ()), **extra}
 
     header, tensors = unseal("description", data, expected)
@@ -51,7 +51,7 @@ def open_description(data: bytes, draft: Terms) -> Description:
     n, shared = count(header, "n"), None
     if n < 1 or len(set(names)) < len(names) or n < len(names) * draft.min_per_class:
         raise InputError(f"a description of {n} rows in {len(names)} classes contradicts itself")
-    if standardise:
+    if with_moments:
         shared = Moments(n, tensors["sums"], tensors["squares"])
         spread = shared.squares * n - shared.sums.square()  # n^2 times the variance
         if not bool(torch.isfinite(spread).all()) or bool((spread < -1e-9 * shared.sums.square()).any()):

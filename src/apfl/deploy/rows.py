@@ -12,6 +12,7 @@ from torch import Tensor
 from apfl.deploy.terms import Terms
 from apfl.errors import InputError
 from apfl.federation import Shard
+from apfl.normalise import needs_moments
 
 __all__ = ["Rows", "WhatLeaves", "select", "what_leaves"]
 
@@ -122,7 +123,7 @@ def what_leaves(train: Shard, class_names: Sequence[str], terms: Terms) -> WhatL
         numbers=numbers,
         n_bytes=None if numbers is None else numbers * terms.dtype.itemsize,
         table=int(np.prod(terms.grid(1.0).shape)) if terms.wants_tables else 0,
-        moments=terms.method.normalise == "standardise",
+        moments=needs_moments(terms.method.normalise),
         keeps=terms.keep_contributions,
     )
 

@@ -27,7 +27,7 @@ from apfl.deploy.terms import Description, Terms, check_name
 from apfl.deploy.wire import sha256
 from apfl.errors import InputError
 from apfl.federation import Shard
-from apfl.normalise import moments
+from apfl.normalise import moments, needs_moments
 from apfl.partition import split
 from apfl.streams import DualStream
 from apfl.tables import choose, towards_the_sum
@@ -83,12 +83,12 @@ class Site:
         return what_leaves(self.train, self.class_names, Terms.from_json(agreement))
 
     def describe(self, invitation: bytes) -> bytes:
-        """The first message: n, feature width, class names; moments too if features are standardised."""
+        """The first message: n, feature width, class names; moments too if the normalisation needs them."""
         draft = Terms.from_json(invitation)
         rows = self._contributed(draft)
         names = names_under(self.class_names, draft)
         present = tuple(names[i] for i in torch.unique(rows.labels).tolist())
-        own = moments(rows.features) if draft.method.normalise == "standardise" else None
+        own = moments(rows.features) if needs_moments(draft.method.normalise) else None
         self._write(draft, "draft.json", draft.to_json().encode())
         described = Description(self.name, len(rows), self.train.features.shape[1], present, own)
         return seal_description(described, draft)

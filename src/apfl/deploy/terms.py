@@ -22,8 +22,8 @@ from apfl.maps import FeatureMap
 from apfl.methods import load_method
 from apfl.methods._primary import stream_maps
 from apfl.methods.apfl import APFL
-from apfl.normalise import Moments, Normaliser, normaliser
-from apfl.personal import Choice, width_for
+from apfl.normalise import Moments, Normaliser, needs_moments, normaliser
+from apfl.personal import Choice
 from apfl.tables import Grid, grid
 
 __all__ = ["Description", "Terms", "check_name", "settle"]
@@ -51,7 +51,7 @@ class Terms:
     quorum: AtLeastOne = 2  # clients that must have contributed before anything is published
     min_cohort: AtLeastOne = 1  # late clients are folded in by at least so many at a time
     keep_contributions: bool = True  # whether the server keeps single uploads, or only their sum
-    mean: tuple[float, ...] | None = None  # with normalise="standardise", once settled
+    mean: tuple[float, ...] | None = None  # if the normalisation has one, once settled
     std: tuple[float, ...] | None = None
     fingerprints: tuple[str, str] | None = None  # of the primary and the refinement map, once settled
 
@@ -107,10 +107,11 @@ class Terms:
 
     def normaliser(self) -> Normaliser:
         """The scaling that all clients use."""
-        if self.method.normalise != "standardise":
-            return normaliser(self.method.normalise)
+        how = self.method.normalise
+        if not needs_moments(how):
+            return normaliser(how)
         mean, std = (torch.tensor(values, dtype=torch.float64) for values in (self.mean or (), self.std or ()))
-        return Normaliser("standardise", mean, std)
+        return Normaliser(how, mean, std)  # type: ignore[arg-type]  # settled terms have no auto
 
     def maps(self, like: torch.Tensor) -> tuple[FeatureMap, FeatureMap]:
         """Both maps, drawn here in the dtype of ``like`` and checked against the fingerprints."""
@@ -127,7 +128,8 @@ class Terms:
         m = self.method
         widths = (int(m.d_primary), int(m.d_refinement))
         row = like.new_zeros(1, self.n_features or 0)
-        return stream_maps(row, widths, (m.activation_primary, m.activation_refinement), self.seed, m.intercept)
+        activations = (m.activation_primary, m.activation_refinement)
+        return stream_maps(row, self.normaliser(), widths, activations, self.seed, m.intercept)
 
     def grid(self, unit: float) -> Grid:
         """The settings that tables count hits for; ``unit`` comes with the publication."""
@@ -139,7 +141,7 @@ class Terms:
         own, former = asdict(self), asdict(draft)
         own |= own.pop("method")
         former |= former.pop("method")
-        filled_in = {"d_primary": "auto", "d_refinement": "auto"}
+        filled_in = {"d_primary": "auto", "d_refinement": "auto", "normalise": "auto"}
         return next(
             (key for key, was in former.items() if was not in (None, own[key]) and filled_in.get(key) != was), None
         )
@@ -188,7 +190,7 @@ class Description:
     n_samples: int  # rows that it would contribute
     n_features: int
     class_names: tuple[str, ...]  # of those rows
-    moments: Moments | None = None  # with normalise="standardise"
+    moments: Moments | None = None  # if the normalisation needs them
 
 
 def settle(draft: Terms, described: Sequence[Description]) -> Terms:
@@ -206,16 +208,11 @@ def settle(draft: Terms, described: Sequence[Description]) -> Terms:
     if len(names) < 2:
         raise InputError(f"the clients have {len(names)} classes among them ({', '.join(names)}); two are needed")
     method = draft.method
-    d_primary = method.d_primary
-    if d_primary == "auto":
-        d_primary = width_for(sum(each.n_samples for each in described))
-    d_refinement = d_primary if method.d_refinement == "auto" else method.d_refinement
-    method = replace(method, d_primary=d_primary, d_refinement=d_refinement)
+    d_primary, d_refinement = method.widths(sum(each.n_samples for each in described), n_features)
+    shared = normaliser(method.normalise, _summed(described) if needs_moments(method.normalise) else None)
+    method = replace(method, d_primary=d_primary, d_refinement=d_refinement, normalise=shared.how)
     terms = replace(draft, class_names=names, n_features=n_features, method=method)
-    if method.normalise == "standardise":
-        shared = normaliser("standardise", _summed(described))
-        assert shared.mean is not None
-        assert shared.std is not None
+    if shared.mean is not None and shared.std is not None:
         terms = replace(terms, mean=tuple(shared.mean.tolist()), std=tuple(shared.std.tolist()))
     primary, refinement = terms._draw(torch.zeros(1, 1))
     return replace(terms, fingerprints=(primary.fingerprint, refinement.fingerprint))
@@ -235,7 +232,7 @@ def _summed(described: Sequence[Description]) -> Moments:
     """The federation's moments, added in the order of the clients' names."""
     found = [each.moments for each in sorted(described, key=lambda each: each.client) if each.moments is not None]
     if len(found) < len(described):
-        raise InputError("normalise='standardise' needs the moments of every client")
+        raise InputError("this normalisation needs the moments of every client")
     summed = found[0]
     for each in found[1:]:
         summed = summed + each

@@ -12,7 +12,7 @@ from apfl.errors import InputError
 from apfl.federation import Model, Round, Shard
 from apfl.maps import FeatureMap, random_map
 from apfl.memory import check_width
-from apfl.normalise import Normaliser, moments, normaliser
+from apfl.normalise import Normaliser, moments, needs_moments, normaliser
 from apfl.ridge import Statistics, accumulate, one_hot, total
 from apfl.workers import n_workers, over_clients
 
@@ -20,10 +20,10 @@ WIDE = 2048  # above this width one product keeps all cores busy, and a sum for 
 
 
 def shared_normaliser(how: str, clients: Sequence[Shard]) -> Normaliser:
-    """The normaliser all clients use; ``standardise`` sums their moments first."""
+    """The normaliser all clients use; their moments are summed first if it needs them."""
     if not clients:
         raise InputError("no clients given; a federation needs at least one")
-    if how != "standardise":
+    if not needs_moments(how):
         return normaliser(how)
     summed = moments(clients[0].features)
     for shard in clients[1:]:
@@ -32,11 +32,17 @@ def shared_normaliser(how: str, clients: Sequence[Shard]) -> Normaliser:
 
 
 def stream_maps(
-    features: Tensor, widths: tuple[int, int], activations: tuple[str, str], seed: int, intercept: bool
+    features: Tensor,
+    normalise: Normaliser,
+    widths: tuple[int, int],
+    activations: tuple[str, str],
+    seed: int,
+    intercept: bool,
 ) -> tuple[FeatureMap, FeatureMap]:
-    """The primary and the refinement map, from two seeds of their own."""
+    """The primary and the refinement map of normalised features, from two seeds of their own."""
+    n_in = normalise.width(features.shape[1])
     primary, refinement = (
-        random_map(features.shape[1], d, activation, 2 * seed + stream, intercept=intercept).like(features)
+        random_map(n_in, d, activation, 2 * seed + stream, intercept=intercept).like(features)
         for stream, d, activation in zip((0, 1), widths, activations, strict=True)
     )
     return primary, refinement
@@ -44,7 +50,7 @@ def stream_maps(
 
 def moments_bytes(how: str, n_features: int) -> int:
     """What the moments weigh, one way: count, sums and squares."""
-    return 8 * (2 * n_features + 1) if how == "standardise" else 0
+    return 8 * (2 * n_features + 1) if needs_moments(how) else 0
 
 
 def one_exchange(models: Sequence[Model], how: str, n_features: int, *, up: int, down: int, **more: Any) -> Round:

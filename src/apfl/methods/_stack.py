@@ -55,7 +55,7 @@ class Stack:
         self.starts = np.cumsum([0, *self.sizes[:-1]])
         self.block = self._block_of(len(points))
         # Moments, where the normaliser needs them, are summed before the first round.
-        self.prelude = len(clients) * moments_bytes(first.normalise, self.features.shape[1])
+        self.prelude = len(clients) * moments_bytes(first.normalise, clients[0].features.shape[1])
         self.bytes_up = self.bytes_down = self.prelude
         self._schedules: dict[tuple[Any, ...], list[tuple[int, int, Tensor, Tensor]]] = {}
 

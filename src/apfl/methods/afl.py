@@ -39,13 +39,13 @@ class AFL:
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)
         n_features = clients[0].features.shape[1]
-        feature_map = raw_map(n_features)
+        feature_map = raw_map(normalise.width(n_features))
         _, summed = mapped_and_summed(clients, n_classes, normalise, feature_map)
         ridge, factor = smallest_ridge(summed)
         head = torch.cholesky_solve(summed.crosscorrelation, factor)
         yield one_exchange(
             [DualStream(feature_map, head, normaliser=normalise)] * len(clients), self.normalise, n_features,
-            up=message_bytes(n_features, n_classes), down=nbytes({"head": head}),
+            up=message_bytes(summed.width, n_classes), down=nbytes({"head": head}),
             chosen={"ridge": ridge},
         )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """APFL that tunes itself: wide streams, every setting chosen in closed form, and a local prior.
 
 The two streams are those of `apfl_paper` (Fan et al., "APFL: Analytic Personalized Federated Learning via Dual-Stream
-Least Squares"). Beyond the paper: the width follows the number of rows; gamma is chosen by generalised cross-validation
+Least Squares"). Beyond the paper: the width follows the number of rows, the normalisation the features' moments; gamma
+is chosen by generalised cross-validation
 of the summed statistics; beta, balance and tau by left-out hits of both streams, added over clients; the refinement is
 fitted to left-out residuals (or, as in the paper, to in-sample ones); tau * log(p_k / p) is added to the scores.
 No test row is seen.
@@ -21,7 +22,7 @@ from torch import Tensor
 from apfl.errors import InputError
 from apfl.exchange import message_bytes
 from apfl.federation import Round, Shard
-from apfl.leaveout import Refinement
+from apfl.leaveout import Refinement, leaving
 from apfl.maps import Activation
 from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser, stream_maps
 from apfl.normalise import Normalise
@@ -51,25 +52,29 @@ class APFL:
     activation_primary: Activation = "hardswish"
     activation_refinement: Activation = "hardswish"
     intercept: bool = False
-    normalise: Normalise = "root"
+    normalise: Normalise | Auto = "auto"
 
     personal: ClassVar[bool] = True
     admits: ClassVar[bool] = True
 
+    def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
+        """d_P and d_R of a federation with so many rows and features."""
+        d_primary = width_for(n_samples, n_features) if self.d_primary == "auto" else self.d_primary
+        return d_primary, d_primary if self.d_refinement == "auto" else self.d_refinement
+
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)
         features = clients[0].features
-        d_primary = width_for(sum(map(len, clients))) if self.d_primary == "auto" else self.d_primary
-        d_refinement = d_primary if self.d_refinement == "auto" else self.d_refinement
         activations = (self.activation_primary, self.activation_refinement)
-        widths = (d_primary, d_refinement)
-        primary_map, refinement_map = stream_maps(features, widths, activations, seed, self.intercept)
+        widths = self.widths(sum(map(len, clients)), features.shape[1])
+        primary_map, refinement_map = stream_maps(features, normalise, widths, activations, seed, self.intercept)
         phis, summed = mapped_and_summed(clients, n_classes, normalise, primary_map)
         primary = solve_primary(summed, self.gamma)
         choice = Choice(self.beta, self.balance, self.tau, self.scope, self.refinement, self.smoothing)
 
         def rows_of(shard: Shard, phi: Tensor) -> Rows:
-            return Rows(phi, refinement_map(normalise(shard.features)), shard.labels, shard.groups)
+            psi = refinement_map(normalise(shard.features))
+            return Rows(phi, psi, shard.labels, leaving(shard.features, shard.groups))
 
         def model(own: Personal) -> DualStream:
             return DualStream(
@@ -79,6 +84,7 @@ class APFL:
         personal, chosen = personalise(
             lambda k: rows_of(clients[k], phis[k]), len(clients), primary, choice, self.sketch, seed
         )
+        chosen["normalise"] = normalise.how
 
         def admit(late: Sequence[Shard]) -> list[DualStream]:
             """The federation's settings; the primary has not seen their rows, so their residuals are left-out ones."""

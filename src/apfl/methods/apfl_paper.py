@@ -71,7 +71,7 @@ class _Fitted:
         self.normalise = shared_normaliser(method.normalise, clients)
         activations = (method.activation_primary, method.activation_refinement)
         widths = (method.d_primary, method.d_refinement)
-        self.maps = stream_maps(clients[0].features, widths, activations, seed, method.intercept)
+        self.maps = stream_maps(clients[0].features, self.normalise, widths, activations, seed, method.intercept)
         self.phis, summed = mapped_and_summed(clients, n_classes, self.normalise, self.maps[0])
         self.primary = solve(summed, method.gamma)
         self.width = summed.width

@@ -31,7 +31,8 @@ class Central:
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)
         features = clients[0].features
-        feature_map = random_map(features.shape[1], self.d, self.activation, 2 * seed, intercept=self.intercept)
+        n_in = normalise.width(features.shape[1])
+        feature_map = random_map(n_in, self.d, self.activation, 2 * seed, intercept=self.intercept)
         _, summed = mapped_and_summed(clients, n_classes, normalise, feature_map.like(features))
         model = DualStream(feature_map, solve(summed, self.gamma), normaliser=normalise)
         yield Round([model] * len(clients), index=0)

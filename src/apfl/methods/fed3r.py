@@ -35,12 +35,13 @@ class Fed3R:
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)
-        width = clients[0].features.shape[1]
-        _, summed = mapped_and_summed(clients, n_classes, normalise, raw_map(width, intercept=True))
+        n_features = clients[0].features.shape[1]
+        feature_map = raw_map(normalise.width(n_features), intercept=True)
+        _, summed = mapped_and_summed(clients, n_classes, normalise, feature_map)
         head = solve(summed, self.gamma)  # (l + 1, c)
         length = head[:-1].norm(dim=0).clamp_min(1e-6)
         bias = (head[-1] / length).masked_fill(summed.class_counts == 0, -math.inf)  # nobody has such a class
         yield one_exchange(
-            [LinearHead(head[:-1] / length, bias, normaliser=normalise)] * len(clients), self.normalise, width,
-            up=message_bytes(width + 1, n_classes), down=nbytes({"head": head}),
+            [LinearHead(head[:-1] / length, bias, normaliser=normalise)] * len(clients), self.normalise, n_features,
+            up=message_bytes(summed.width, n_classes), down=nbytes({"head": head}),
         )  # fmt: skip

@@ -37,8 +37,8 @@ class FedLDA:
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)
-        width = clients[0].features.shape[1]
-        _, summed = mapped_and_summed(clients, n_classes, normalise, raw_map(width))
+        n_features = clients[0].features.shape[1]
+        _, summed = mapped_and_summed(clients, n_classes, normalise, raw_map(normalise.width(n_features)))
         counts = summed.class_counts
         means = summed.crosscorrelation / counts.clamp_min(1)  # (l, c)
         covariance = (summed.autocorrelation - (means * counts) @ means.T) / summed.n_samples
@@ -48,6 +48,6 @@ class FedLDA:
         weight = torch.cholesky_solve(means, torch.linalg.cholesky(shrunk))
         bias = (counts.log() - (means * weight).sum(0) / 2).masked_fill(counts == 0, -math.inf)
         yield one_exchange(
-            [LinearHead(weight, bias, normaliser=normalise)] * len(clients), self.normalise, width,
-            up=message_bytes(width, n_classes), down=nbytes({"weight": weight, "bias": bias}),
+            [LinearHead(weight, bias, normaliser=normalise)] * len(clients), self.normalise, n_features,
+            up=message_bytes(summed.width, n_classes), down=nbytes({"weight": weight, "bias": bias}),
         )  # fmt: skip

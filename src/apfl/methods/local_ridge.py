@@ -33,7 +33,8 @@ class LocalRidge:
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         shared_normaliser("none", clients)  # refuses an empty federation
         features = clients[0].features
-        feature_map = random_map(features.shape[1], self.d, self.activation, 2 * seed, intercept=self.intercept)
+        n_in = normaliser(self.normalise, moments(features)).width(features.shape[1])
+        feature_map = random_map(n_in, self.d, self.activation, 2 * seed, intercept=self.intercept)
         feature_map = feature_map.like(features)
 
         def alone(shard: Shard) -> DualStream:

@@ -40,7 +40,8 @@ class OLL:
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)
         features = clients[0].features
-        feature_map = random_map(features.shape[1], self.d, self.activation, 2 * seed).like(features)
+        n_in = normalise.width(features.shape[1])
+        feature_map = random_map(n_in, self.d, self.activation, 2 * seed).like(features)
         _, summed = mapped_and_summed(clients, n_classes, normalise, feature_map)
         primary = solve(summed, self.gamma)
         models = []

@@ -25,7 +25,7 @@ def surface(axes: Axes, record: Record) -> None:
     hits = np.array(table["hits"], dtype=float)  # (betas, balances, taus)
     place = _place(table, record)
     tau = int(hits.max((0, 1)).argmax()) if place is None else place[2]
-    n_rows = sum(record.n_train) if place is None else hits[place] / record.chosen["left_out_accuracy"]
+    n_rows = record.chosen.get("left_out_rows", sum(record.n_train))
     accuracy = 100 * hits[:, :, tau] / n_rows
     best = accuracy.max()
     shown = axes.imshow(
