@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,15 +20,16 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from apfl.errors import InputError
-from apfl.estimator_rows import ClientRows, group_code, rows_by_name, tensor
+from apfl.estimator_rows import ClientRows, group_code, rows_by_name, scores_and_reasons, tensor
 from apfl.methods import load_method
 from apfl.methods._primary import stream_maps
 from apfl.methods.apfl import APFL
-from apfl.normalise import moments, normaliser
+from apfl.normalise import check_features, moments, normaliser
 from apfl.personal import Choice, Personal, Primary, Rows, left_out_rows, personalise, solve_primary, width_for
 from apfl.ridge import Statistics, one_hot, statistics, total
 from apfl.streams import DualStream
 from apfl.tables import left_out_prior
+from apfl.undecided import in_words
 
 __all__ = ["APFLClassifier"]
 
@@ -276,6 +278,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     def _join(self, X: np.ndarray, y: np.ndarray, clients: Any, groups: Any) -> Self:
         """Add rows to the statistics and to their clients, then publish."""
         self._method()  # refuses bad settings before anything changes
+        check_features(self.normalise, [tensor(X)])
         new = dict(self._by_client(X, y, clients, groups))
         for client in new:
             if client in self._models and client not in self._rows:
@@ -393,10 +396,13 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         X = validate_data(self, X, dtype=np.float64, reset=False)
         names = self._names(clients, len(X))
         scores, temperatures = np.empty((len(X), len(self.classes_))), np.ones(len(X))
+        reasons = torch.zeros(len(X), dtype=torch.int64)
         for name, rows in rows_by_name(names).items():
             model = self._models.get(name, self._primary_alone)
-            scores[rows] = model.scores(tensor(X[rows])).numpy()
+            scores[rows], reasons[rows] = scores_and_reasons(model, tensor(X[rows]))
             temperatures[rows] = model.temperature or 1.0
+        if bool(reasons.any()):
+            warnings.warn(f"{in_words(reasons)}; their scores are the local prior alone", stacklevel=3)
         return scores, temperatures
 
 

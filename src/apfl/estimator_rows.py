@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from apfl.errors import InputError
+from apfl.streams import DualStream
+from apfl.undecided import undecided
 
-__all__ = ["ClientRows", "group_code", "rows_by_name", "tensor"]
+__all__ = ["ClientRows", "group_code", "rows_by_name", "scores_and_reasons", "tensor"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,3 +55,11 @@ def tensor(rows: np.ndarray) -> Tensor:
 def group_code(group: Hashable) -> int:
     """A number for a group's name, the same in every call."""
     return int.from_bytes(hashlib.sha256(repr(group).encode()).digest()[:7])
+
+
+def scores_and_reasons(model: DualStream, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores (n, c), always finite, and why a row has no decision (n,): such a row scores the local prior, or zeros."""
+    scores = model.scores(features)
+    reasons = undecided(model, features, scores)
+    scores[reasons > 0] = scores.new_zeros(scores.shape[1]) if model.prior is None else model.prior
+    return scores, reasons

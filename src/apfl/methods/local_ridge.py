@@ -31,7 +31,7 @@ class LocalRidge:
     admits: ClassVar[bool] = True
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
-        shared_normaliser("none", clients)  # refuses an empty federation
+        shared_normaliser(self.normalise, clients)  # refuses an empty federation, and rows that cannot be used
         features = clients[0].features
         feature_map = random_map(features.shape[1], self.d, self.activation, 2 * seed, intercept=self.intercept)
         feature_map = feature_map.like(features)
