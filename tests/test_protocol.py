@@ -163,15 +163,14 @@ def test_protocols_that_make_no_sense_are_refused(digits, changes, message):
 def test_missing_clients_groups_and_flags_are_refused_only_if_used(digits, values, rows):
     dataset = replace(digits, columns={"site": values})
     assert len(deal(dataset, Protocol(n_clients=4, alpha=1.0), seed=0)) == 4
+    message = rf"values in column 'site' of digits .* \(rows? {re.escape(rows)}, counted"
     for use in (
         {"partition": "given", "n_clients": None, "client_column": "site"},
         {"partition": "domains", "n_clients": 4, "client_column": "site"},
         {"group_column": "site"},
         {"test_column": "site"},
     ):
-        with pytest.raises(
-            InputError, match=rf"values in column 'site' of digits .* \(rows? {re.escape(rows)}, counted"
-        ):
+        with pytest.raises(InputError, match=message):
             federate(dataset, replace(Protocol(n_clients=4, alpha=1.0), **use), seed=0)
 
 

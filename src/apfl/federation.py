@@ -22,9 +22,8 @@ __all__ = ["Dataset", "Federation", "Method", "Model", "Round", "Shard", "load_m
 
 def values_of(column: str, file: str) -> str:
     """What a message calls the values of a column, whose rows it counts: the header of a CSV is none of them."""
-    return f"values in column '{column}' of {file}" + (
-        " (row 0 follows the header)" if file.lower().endswith(".csv") else ""
-    )
+    counted = " (row 0 follows the header)" if file.lower().endswith(".csv") else ""
+    return f"values in column '{column}' of {file}{counted}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,7 +73,7 @@ class Normaliser:
 
 
 def _to_length(features: Tensor) -> Tensor:
-    """Every row at length sqrt(l); a row of zeros stays a row of zeros, and one with NaN or infinity stays refusable."""
+    """Every row at length sqrt(l); a row of zeros stays a row of zeros, and NaN or infinity does not vanish."""
     length = math.sqrt(features.shape[1])
     norm: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
     limits = torch.finfo(norm.dtype)
@@ -89,7 +89,8 @@ def _from_the_largest(features: Tensor) -> Tensor:
     """Rows at length one, divided by their largest magnitude before anything is squared."""
     largest = features.abs().amax(1, keepdim=True)
     rows = features / torch.where(largest == 0, 1, largest)
-    return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).masked_fill(largest == 0, 1)
+    norm: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return rows / norm.masked_fill(largest == 0, 1)
 
 
 def normaliser(how: str, shared: Moments | None = None) -> Normaliser:
@@ -112,11 +113,11 @@ def normaliser(how: str, shared: Moments | None = None) -> Normaliser:
 def check_features(how: str, features: Sequence[Tensor]) -> None:
     """Refuse clients' features (n, l) with NaN or infinity and, if rows keep their lengths, a row that drowns the rest.
 
-    >>> check_features("none", [torch.ones(3, 2), torch.tensor([[1.0, 1e9]])])
+    >>> check_features("row", [torch.ones(3, 2), torch.tensor([[1.0, 1e9]])])
+    >>> check_features("none", [torch.ones(3, 2), torch.tensor([[1.0, 1e9]])])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    apfl.errors.InputError: row 0 of client 1 (counted from 0) has entries of 1e+09, the median row of 1: beside it the \
-others are lost to rounding; remove or repair it, or use normalise='row'
+    apfl.errors.InputError: row 0 of client 1 (counted from 0) has entries of 1e+09, the median row of 1: ...
     """
     for k, rows in enumerate(features):
         if rows.numel() and not all(bool(torch.isfinite(end)) for end in torch.aminmax(rows)):
@@ -138,7 +139,7 @@ def _check_sizes(sizes: Sequence[Tensor]) -> None:
     for k, each in enumerate(sizes):
         if len(known) and float(each.max()) * torch.finfo(torch.float64).eps ** 0.5 > float(known.median()):
             raise InputError(
-                f"row {int(each.argmax())}{_whose(k, sizes)} (counted from 0) has entries of {float(each.max()):g}, the "
-                f"median row of {float(known.median()):g}: beside it the others are lost to rounding; remove or "
+                f"row {int(each.argmax())}{_whose(k, sizes)} (counted from 0) has entries of {float(each.max()):g}, "
+                f"the median row of {float(known.median()):g}: beside it the others are lost to rounding; remove or "
                 "repair it, or use normalise='row'"
             )
