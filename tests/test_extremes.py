@@ -84,7 +84,7 @@ def test_normalising_does_not_hide_what_is_not_finite(value, how):
 def test_standardising_constant_zero_and_tiny_columns(dtype):
     rows = torch.from_numpy(np.random.default_rng(0).normal(size=(30, 4))).to(dtype)
     rows[:, 1], rows[:, 2] = 7.0, 0.0
-    rows[:, 3] *= 1e-44  # its std is no float32
+    rows[:, 3], rows[0, 3] = 0.0, 1e-45  # the smallest float32: the std is below it
     z = normaliser("standardise", moments(rows))(rows)
     assert torch.isfinite(z).all()
     assert not z[:, 1:3].any()
@@ -152,10 +152,11 @@ def test_one_large_column_is_what_standardising_is_for():
 
 
 def test_features_that_do_not_vary_have_a_discriminant_all_the_same():
-    same = [Shard(torch.full((20, 20), 7.0), torch.arange(20) % 3) for _ in range(2)]
+    same = [Shard(torch.full((20, 20), 7.0), torch.arange(20) % 3) for _ in range(3)]
     for how in ("row", "root", "standardise", "none"):
-        (model, _) = final(load_method("fedlda", normalise=how), same, 3).models
+        (model, *_) = final(load_method("fedlda", normalise=how), same, 3).models
         assert torch.isfinite(model.weight).all()
+        assert torch.isfinite(model.scores(same[0].features)).all()
 
 
 # ------------------------------------------------------------------------------------------------ no decision
