@@ -155,7 +155,7 @@ def test_features_that_do_not_vary_have_a_discriminant_all_the_same():
     same = [Shard(torch.full((20, 20), 7.0), torch.arange(20) % 3) for _ in range(3)]
     for how in ("row", "root", "standardise", "none"):
         (model, *_) = final(load_method("fedlda", normalise=how), same, 3).models
-        assert torch.isfinite(model.weight).all()
+        assert model.weight.abs().max() < 1e15  # not the inverse of rounding
         assert torch.isfinite(model.scores(same[0].features)).all()
 
 
