@@ -17,7 +17,7 @@ from apfl.errors import InputError
 from apfl.exchange import message_bytes
 from apfl.experiment import Protocol, federate, run
 from apfl.federation import Shard
-from apfl.gcv import choose_gamma, feature_energy
+from apfl.gcv import choose_gamma
 from apfl.leaveout import LeftOut, hat_basis, leverage_sketch, whiten
 from apfl.methods import load_method
 from apfl.oracle import best_on_test, on_test

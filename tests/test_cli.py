@@ -151,6 +151,56 @@ def test_predict_and_export(features, tmp_path, capsys):
     assert "primary" in read(tmp_path / "alone.safetensors").tensors
 
 
+def test_rows_that_cannot_be_scored_have_no_class(features, tmp_path, capsys):
+    out = tmp_path / "r"
+    assert apfl("run", "--data", features, *QUICK, "--clients", "3", "--alpha", "10", "--out", out) == 0
+    with np.load(features) as file:
+        rows, labels = file["features"].astype(np.float32), np.array(["ant", "bee", "cat"])[file["labels"]]
+    rows[[2, 5]] = 0
+    rows[7] *= 1e30
+    np.savez(tmp_path / "black.npz", features=rows, labels=labels)
+    np.savez(tmp_path / "bare.npz", features=rows)
+    for method in ("apfl", "local_ridge"):
+        model = out / "models" / method / "seed-0" / "client-1.safetensors"
+        capsys.readouterr()
+        assert apfl("predict", model, tmp_path / "black.npz", "--out", tmp_path / "a.csv") == 0
+        said = capsys.readouterr().err
+        assert "2 of 120 rows have no decision: rows 2, 5 (every feature is zero); these are left empty" in said
+        lines = (tmp_path / "a.csv").read_text().splitlines()
+        assert (lines[3], lines[6]) == ("2,,", "5,,")
+        read_back = list(csv.DictReader(lines))
+        decided = [row for i, row in enumerate(read_back) if i not in (2, 5)]
+        assert {row["predicted"] for row in decided} <= {"ant", "bee", "cat"}
+        assert all(np.isfinite(float(row["score"])) for row in decided)
+        hits = sum(row["predicted"] == label for row, label in zip(read_back, labels, strict=True))
+        assert f"accuracy {hits / 120:.4f} on 120 labelled rows" in said
+        assert apfl("predict", model, tmp_path / "bare.npz") == 0
+        printed = capsys.readouterr()
+        assert printed.out.splitlines() == lines
+        assert "nan" not in printed.out
+
+
+def test_missing_clients_and_groups_are_refused_with_their_rows(features, tmp_path, capsys):
+    site = np.array(["x", "y", "z"])[np.arange(120) % 3]
+    site[[4, 9]] = ""
+    patient, held = np.arange(120) / 6, (np.arange(120) % 4 == 0).astype(float)
+    patient[7] = held[8] = np.nan
+    path = damaged(features, site=site, patient=patient, held_out=held)
+    dealt = "--clients 3 --alpha 10"
+    for options, rows in {
+        "--client-column site": "rows 4, 9,",
+        "--client-column site --partition domains --clients 6": "rows 4, 9,",
+        f"--group-column patient {dealt}": "row 7,",
+        f"--test-column held_out {dealt}": "row 8,",
+    }.items():
+        assert apfl("run", "--data", path, *QUICK, *options.split(), "--out", tmp_path / "r") == 2
+        said = capsys.readouterr().err.strip()
+        assert f"missing ({rows}" in said
+        assert "\n" not in said
+        assert not (tmp_path / "r").exists()
+    assert apfl("run", "--data", path, *QUICK, *dealt.split(), "--out", tmp_path / "r") == 0
+
+
 @pytest.mark.parametrize("name", ["m[/2]", "q[red]x", "a:smile:b"])
 def test_paths_are_printed_as_they_are(name, features, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -195,7 +245,7 @@ def damaged(path: Path, **changes) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"features": np.full((120, 8), np.nan)}, "NaN or infinity, the first is row 0"),
+        ({"features": np.full((120, 8), np.nan)}, "too large for float32; the first is row 0"),
         ({"features": np.zeros((120, 2, 4))}, "shape (n, l)"),
         ({"features": np.zeros((119, 8))}, "119 features but 120 labels"),
         ({"features": None}, "no array 'features'"),
@@ -204,6 +254,7 @@ def damaged(path: Path, **changes) -> Path:
         ({"labels": np.full(120, "owl")}, "label 'owl'"),
         ({"scale": np.ones(7)}, "'scale' has shape (7,)"),
         ({"site": np.array([object()] * 120)}, "Python objects"),
+        ({"labels": np.array(["ant", ""] * 60)}, "60 of 120 labels of"),
     ],
 )
 def test_bad_data_is_one_line_and_leaves_nothing(features, tmp_path, capsys, changes, message):

@@ -486,6 +486,41 @@ def test_the_personal_model_works_offline(tmp_path, capsys):
         fraction.evaluate(agreement)
 
 
+def test_a_site_names_no_class_for_a_row_of_zeros(tmp_path):
+    sites = make_sites(tmp_path)
+    simulate(sites, Terms("f", method=AUTO), tmp_path / "server")
+    with Coordinator(tmp_path / "server") as server:
+        agreement = server.settle()
+    site, rows = sites[0], sites[0].test.features.clone()
+    before = site.predict(agreement, rows)
+    assert set(before) <= set(NAMES)
+    rows[3] = 0
+    with pytest.warns(UserWarning, match=r"1 of 40 rows has no decision: row 3 \(every feature is zero\)"):
+        after = site.predict(agreement, rows)
+    assert after == [None if row == 3 else name for row, name in enumerate(before)]
+    names = [NAMES[i] for i in site.test.labels.tolist()]
+    with pytest.warns(UserWarning, match="no decision"):
+        told = Site(tmp_path / "sites", site.name, site.train, NAMES, Shard(rows, site.test.labels)).evaluate(agreement)
+    assert told["accuracy"] == sum(a == b for a, b in zip(after, names, strict=True)) / 40
+
+
+def test_a_site_refuses_missing_values_and_rows_that_cannot_be_used(tmp_path):
+    rows, n = draw_shard(30, 0).features, np.arange(30)
+    columns = {"test": np.where(n == 4, np.nan, n % 2), "patient": np.where(n == 6, "", "p"), "free": n * np.nan}
+    np.savez(tmp_path / "a.npz", features=rows, labels=np.array(NAMES)[n % 3], **columns)
+    assert len(Site.from_file(tmp_path, "a", str(tmp_path / "a.npz")).train) == 30
+    for options, row in (({"test_column": "test"}, 4), ({"group_column": "patient"}, 6)):
+        with pytest.raises(InputError, match=rf"is missing \(row {row}, counted from 0\)"):
+            Site.from_file(tmp_path, "a", str(tmp_path / "a.npz"), **options)
+    np.savez(tmp_path / "b.npz", features=rows, labels=np.where(n == 8, "", "ant"))
+    with pytest.raises(InputError, match=r"1 of 30 labels .* is missing \(row 8,"):
+        Site.from_file(tmp_path, "b", str(tmp_path / "b.npz"))
+    invitation = Terms("f", method=FIXED).to_json().encode()
+    rows[5, 1] = np.nan
+    with pytest.raises(InputError, match=r"the features \(first in row 5, counted from 0\) contain NaN"):
+        Site(tmp_path, "a", Shard(rows, torch.from_numpy(n % 3)), NAMES).describe(invitation)
+
+
 def main_returns(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(arguments)

@@ -14,7 +14,7 @@ SOURCE = Path(apfl.__file__).parent
 # Floors of the house, lowest first; a module may import from its own floor and from those below.
 FLOORS = [
     {"errors", "extras", "hub", "missing"},
-    {"ridge", "maps", "normalise", "container", "workers", "memory"},
+    {"ridge", "maps", "normalise", "container", "workers", "memory", "undecided"},
     {"streams", "exchange", "leaveout", "leaveout_groups", "heads", "checkpoint", "unfinished"},
     {"gcv", "tables"},
     {"personal"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from apfl.federation import Federation, Shard
 from apfl.maps import random_map
 from apfl.methods import load_method
 from apfl.normalise import Normaliser
+from apfl.partition import load_partition
 from apfl.protocol import apart, deal
 from apfl.ridge import one_hot, solve, statistics, total
 from apfl.streams import fit_refinement
@@ -148,3 +150,38 @@ def test_protocols_that_make_no_sense_are_refused(digits, changes, message):
     dataset = replace(digits, columns={"site": np.arange(1797) % 8})
     with pytest.raises(InputError, match=message):
         deal(dataset, replace(UNSEEN, **changes), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("values", "rows"),
+    [
+        (np.array(["a", "", "b"] * 599), "1, 4, 7, 10, 13, ..."),
+        (np.where(np.arange(1797) == 5, np.nan, 1.0), "5"),
+        (np.array([None, *["a"] * 1796], dtype=object), "0"),
+    ],
+)
+def test_missing_clients_groups_and_flags_are_refused_only_if_used(digits, values, rows):
+    dataset = replace(digits, columns={"site": values})
+    assert len(deal(dataset, Protocol(n_clients=4, alpha=1.0), seed=0)) == 4
+    message = rf"values in column 'site' of digits .* \(rows? {re.escape(rows)}, counted"
+    for use in (
+        {"partition": "given", "n_clients": None, "client_column": "site"},
+        {"partition": "domains", "n_clients": 4, "client_column": "site"},
+        {"group_column": "site"},
+        {"test_column": "site"},
+    ):
+        with pytest.raises(InputError, match=message):
+            federate(dataset, replace(Protocol(n_clients=4, alpha=1.0), **use), seed=0)
+
+
+@pytest.mark.parametrize(("name", "argument"), [("given", "column"), ("domains", "domains")])
+def test_recipes_refuse_missing_entries(name, argument):
+    entries = np.array(["a", "", "b", "b"])
+    with pytest.raises(InputError, match=r"1 of 4 \w+ entries is missing \(row 1,"):
+        load_partition(name).partition(np.zeros(4), 2, np.random.default_rng(0), **{argument: entries})
+
+
+def test_a_client_without_a_name_is_refused(digits):
+    federation = federate(digits, Protocol(n_clients=3, alpha=1.0), seed=0)
+    with pytest.raises(InputError, match=r"1 of 3 client names is missing \(row 1,"):
+        Federation(federation.train, federation.test, federation.class_names, ["a", "", "b"])

@@ -205,9 +205,114 @@ def test_tables_that_are_damaged(tmp_path: Path) -> None:
     broken.write_bytes(b"PAR1 no more")
     gaps.write_text("label,f0\n1,0.5\n,0.25\n")
     bare.write_text("label,f0\n1,0.5\n2,\n")
-    for path, message in ((broken, "cannot be read as parquet"), (gaps, "1 rows have no label"), (bare, "NaN")):
+    for path, message in ((broken, "cannot be read as parquet"), (gaps, "1 of 2 values"), (bare, "NaN")):
         with pytest.raises(InputError, match=message):
             load_dataset(str(path))
+
+
+def with_gaps(tmp_path: Path, kind: str) -> Path:
+    """Four rows; every column but the features has a gap somewhere, and one says 'nan' without being one."""
+    arrow = pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+    path = tmp_path / f"gaps.{kind}"
+    if kind == "csv":
+        path.write_text(
+            "species,sound,hospital,patient,held,nobody,said,f0,f1\n"
+            "oak,a,north,1,true,,nan,1,2\n,b,,2,false,,x,3,4\nelm,c,south,,,,y,5,6\nelm,a,north,4,true,,y,7,8\n"
+        )
+        return path
+    import pyarrow.parquet
+
+    columns = {
+        "species": ["oak", None, "elm", "elm"], "sound": ["a", "b", "c", "a"], "hospital": ["north", "", "south", None],
+        "patient": [1, 2, None, 4], "held": [True, False, None, True], "nobody": [None] * 4,
+        "said": ["nan", "x", "y", "y"], "dose": [0.5, float("nan"), 1.0, 2.0], "lists": [[1], [1, 2], [], None],
+        "f": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]],
+    }  # fmt: skip
+    pyarrow.parquet.write_table(arrow.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_missing_label_is_refused_with_its_row(tmp_path: Path, kind: str) -> None:
+    path = with_gaps(tmp_path, kind)
+    counted = r" \(row 0 follows the header\)" if kind == "csv" else ""
+    message = rf"1 of 4 values in column 'species' of .*gaps.{kind}{counted} is missing \(row 1, counted from 0\)"
+    with pytest.raises(InputError, match=message):
+        load_dataset(str(path), label_column="species", feature_column="f")
+    with pytest.raises(InputError, match=r"'patient' .*row 2, "):
+        load_dataset(str(path), label_column="patient", feature_column="f")
+    with pytest.raises(InputError, match=r"4 of 4 values in column 'nobody'"):
+        load_dataset(str(path), label_column="nobody", feature_column="f")
+    assert load_dataset(str(path), label_column="said", feature_column="f").class_names == ("nan", "x", "y")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_columns_with_gaps_are_refused_only_if_they_are_used(tmp_path: Path, kind: str) -> None:
+    dataset = load_dataset(str(with_gaps(tmp_path, kind)), label_column="sound", feature_column="f")
+    missing = {"species": "1", "hospital": "1" if kind == "csv" else "1, 3", "patient": "2", "held": "2"}
+    missing |= {"nobody": "0, 1, 2, 3"} | ({"dose": "1"} if kind == "parquet" else {})
+    assert set(dataset.columns) == {*missing, "said"}
+    assert dataset.column("said").tolist() == ["nan", "x", "y", "y"]
+    for name, rows in missing.items():
+        with pytest.raises(InputError, match=rf"column '{name}' of gaps.{kind}.* \(rows? {rows}, counted from 0\)"):
+            dataset.column(name)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "rows"),
+    [
+        (np.array(["a", "", "b", ""]), None, "rows 1, 3"),
+        (np.array([b"a", b"b", b"", b"a"]), None, "row 2"),
+        (np.array([0, 1, np.nan, 1]), None, "row 2"),
+        (np.array(["a", "b", "", "a"]), ["a", "b"], "row 2"),
+        (np.array([0, 1, 2, 1]), ["a", "b", ""], "row 2"),
+    ],
+)
+def test_missing_labels_in_arrays_are_refused(tmp_path: Path, labels, names, rows: str) -> None:
+    named = {} if names is None else {"class_names": names}
+    np.savez(tmp_path / "a.npz", features=np.eye(4), labels=labels, **named)
+    np.savez(tmp_path / "b.npz", images=np.zeros((4, 2, 2), np.uint8), labels=labels, **named)
+    np.save(tmp_path / "c.npy", np.eye(4))
+    np.save(tmp_path / "c.labels.npy", labels)
+    for source in ["a.npz", "b.npz", *([] if names else ["c.npy"])]:
+        with pytest.raises(InputError, match=rf"of 4 labels of .*{source}.* missing \({rows}, counted from 0\)"):
+            open_source(str(tmp_path / source))
+
+
+def test_a_class_name_that_no_row_has_may_be_empty(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", features=np.eye(3), labels=[0, 1, 1], class_names=["a", "b", ""])
+    assert load_dataset(str(tmp_path / "a.npz")).class_names == ("a", "b", "")
+
+
+def test_missing_labels_and_columns_of_a_saved_dataset(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs apfl[hub]")
+    rows = {
+        "image": [Image.fromarray(pixels(i)) for i in range(3)], "label": ["a", None, "b"], "whole": ["a", "b", "b"],
+        "site": ["x", None, "y"], "age": [1, None, 3],
+    }  # fmt: skip
+    made = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+    made.save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(InputError, match=r"1 of 3 values in column 'label' of saved is missing \(row 1,"):
+        images(tmp_path / "saved", image_column="image", label_column="label")
+    samples = images(tmp_path / "saved", image_column="image", label_column="whole")
+    assert samples.columns["site"].tolist() == ["x", "", "y"]
+    assert np.isnan(samples.columns["age"][1])
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
+def test_features_too_large_for_float32_are_refused(tmp_path: Path, kind: str) -> None:
+    path, rows = tmp_path / f"large.{kind}", np.array([[1.0, 2.0], [3.0, 1e39], [1e30, -1e-30]])
+    if kind == "npz":
+        np.savez(path, features=rows, labels=[0, 1, 1])
+    else:
+        arrow = pytest.importorskip("pyarrow", reason="needs apfl[tables]")
+        import pyarrow.csv
+        import pyarrow.parquet
+
+        write = pyarrow.csv.write_csv if kind == "csv" else pyarrow.parquet.write_table
+        write(arrow.table({"label": [0, 1, 1], "f0": rows[:, 0], "f1": rows[:, 1]}), path)
+    with pytest.raises(InputError, match=r"1 rows .* too large for float32; the first is row 1 \(counted from 0\)"):
+        load_dataset(str(path))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from apfl.errors import InputError
 from apfl.experiment import Protocol, federate
 from apfl.federation import load_model
 from apfl.methods import method_class, method_names
+from apfl.undecided import in_words, undecided
 from apfl.verify import verify as verify_theorems
 
 __all__ = ["export", "methods", "predict", "verify"]
@@ -41,7 +42,10 @@ def predict(
         Path | None, typer.Option("--out", help="CSV to write; otherwise it is printed.", show_default=False)
     ] = None,
 ) -> None:
-    """Predict with one client's model, offline. With labels in FILE the accuracy is printed too."""
+    """Predict with one client's model, offline. With labels in FILE the accuracy is printed too.
+
+    A row that cannot be scored, such as a row of zeros, has no class and no score in the CSV; standard error names it.
+    """
     loaded = load_model(model)
     labels: Sequence[str] | None = None
     if file.endswith(".npz") and "labels" not in array_names(Path(file)):
@@ -51,11 +55,12 @@ def predict(
         features, labels = dataset.features, [dataset.class_names[i] for i in dataset.labels.tolist()]
     scores = loaded.scores(features)
     best = scores.max(1)
+    reasons = undecided(loaded, features, scores)
     names = loaded.class_names or [str(i) for i in range(scores.shape[1])]
-    predicted = [names[i] for i in best.indices.tolist()]
+    predicted = ["" if reason else names[i] for i, reason in zip(best.indices.tolist(), reasons.tolist(), strict=True)]
     lines = [["row", "predicted", "score"]]
     lines += [
-        [str(i), name, f"{score:.6g}"]
+        [str(i), name, f"{score:.6g}" if name else ""]
         for i, (name, score) in enumerate(zip(predicted, best.values.tolist(), strict=True))
     ]
     if target is None:
@@ -64,6 +69,8 @@ def predict(
         with replacing(target) as temporary, temporary.open("w", newline="") as stream:
             csv.writer(stream).writerows(lines)
         err.print(f"{len(predicted)} predictions in {target}", soft_wrap=True)
+    if bool(reasons.any()):
+        err.print(f"{in_words(reasons)}; these are left empty", soft_wrap=True, highlight=False)
     if labels is not None:
         hits = sum(a == b for a, b in zip(predicted, labels, strict=True))
         err.print(f"accuracy {hits / len(labels):.4f} on {len(labels)} labelled rows")

@@ -25,3 +25,14 @@ def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return InputError(f"no {what} '{name}'{hint} (have{': ' + ', '.join(known) if known else ' none'})")
+
+
+def not_finite(what: str) -> InputError:
+    """An error for numbers that are NaN or infinite as given, or that overflow when they are used.
+
+    >>> print(not_finite("the features"))
+    the features contain NaN or infinity, or overflow; remove or repair such rows, or scale the features down
+    """
+    return InputError(
+        f"{what} contain NaN or infinity, or overflow; remove or repair such rows, or scale the features down"
+    )

@@ -28,6 +28,7 @@ from apfl.estimator_rows import (
     no_clients,
     one_each,
     rows_by_name,
+    scores_and_reasons,
     take_out,
     tensor,
 )
@@ -36,11 +37,12 @@ from apfl.methods import load_method
 from apfl.methods._primary import stream_maps
 from apfl.methods.apfl import APFL
 from apfl.missing import missing, refuse_missing
-from apfl.normalise import moments, normaliser
+from apfl.normalise import check_features, moments, normaliser
 from apfl.personal import Choice, Personal, Primary, Rows, left_out_rows, personalise, solve_primary
 from apfl.ridge import Statistics, one_hot, statistics, total
 from apfl.streams import DualStream
 from apfl.tables import left_out_prior
+from apfl.undecided import in_words
 
 __all__ = ["APFLClassifier"]
 
@@ -359,6 +361,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     def _join(self, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any) -> Self:
         """Add rows to the statistics and to their clients, then publish."""
         self._method()  # refuses bad settings before anything changes
+        check_features(self._normaliser.how, [tensor(X)])
         new = dict(self._by_client(X, y, names, groups))
         for client in new:
             if client in self._models and client not in self._rows:
@@ -463,10 +466,13 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         rows_of = rows_by_name(names)
         self._mind([name for name in rows_of if name not in self._models])
         scores, temperatures = np.empty((len(X), len(self.classes_))), np.ones(len(X))
+        reasons = torch.zeros(len(X), dtype=torch.int64)
         for name, rows in rows_of.items():
             model = self._models.get(name, self._primary_alone)
-            scores[rows] = model.scores(tensor(X[rows])).numpy()
+            scores[rows], reasons[rows] = scores_and_reasons(model, tensor(X[rows]))
             temperatures[rows] = model.temperature or 1.0
+        if bool(reasons.any()):
+            warnings.warn(f"{in_words(reasons)}; their scores are the local prior alone", stacklevel=3)
         return scores, temperatures
 
 

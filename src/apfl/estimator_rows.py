@@ -14,6 +14,8 @@ from torch import Tensor
 
 from apfl.errors import InputError, unknown
 from apfl.missing import refuse_missing
+from apfl.streams import DualStream
+from apfl.undecided import undecided
 
 __all__ = [
     "ALONE",
@@ -23,6 +25,7 @@ __all__ = [
     "no_clients",
     "one_each",
     "rows_by_name",
+    "scores_and_reasons",
     "take_out",
     "tensor",
 ]
@@ -165,3 +168,11 @@ def tensor(rows: np.ndarray) -> Tensor:
 def group_code(group: Hashable) -> int:
     """A number for a group's name, the same in every call."""
     return int.from_bytes(hashlib.sha256(repr(group).encode()).digest()[:7])
+
+
+def scores_and_reasons(model: DualStream, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores (n, c), always finite, and why a row has no decision (n,): such a row scores the local prior, or zeros."""
+    scores = model.scores(features)
+    reasons = undecided(model, features, scores)
+    scores[reasons > 0] = scores.new_zeros(scores.shape[1]) if model.prior is None else model.prior
+    return scores, reasons

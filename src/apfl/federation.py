@@ -14,9 +14,16 @@ from torch import Tensor
 from apfl.container import Container, read
 from apfl.errors import InputError, unknown
 from apfl.heads import LinearHead
+from apfl.missing import refuse_missing
 from apfl.streams import DualStream
 
 __all__ = ["Dataset", "Federation", "Method", "Model", "Round", "Shard", "load_model"]
+
+
+def values_of(column: str, file: str) -> str:
+    """What a message calls the values of a column, whose rows it counts: the header of a CSV is none of them."""
+    counted = " (row 0 follows the header)" if file.lower().endswith(".csv") else ""
+    return f"values in column '{column}' of {file}{counted}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +39,10 @@ class Dataset:
     provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
 
     def column(self, name: str) -> np.ndarray:
-        """A column by name; an unknown one is an error that lists those there are."""
+        """A column by name, to be used: one that is not there, or that has missing values, is an error."""
         if name not in self.columns:
             raise unknown(f"column in {self.name}", name, self.columns)
+        refuse_missing(values_of(name, self.name), self.columns[name])
         return self.columns[name]
 
 
@@ -78,6 +86,7 @@ class Federation:
                 f"{len(self.train)} training shards, {len(self.test)} test shards and {len(self.names)} names "
                 "given; a federation needs the same number of each, at least one"
             )
+        refuse_missing("client names", list(self.names))
         if len(set(self.names)) < len(self.names):
             twice = sorted({name for name in self.names if list(self.names).count(name) > 1})
             raise InputError(f"client names must differ; given more than once: {', '.join(twice)}")

@@ -2,7 +2,7 @@
 
 A metric's name carries its weighting. The paper's is ``accuracy_client_mean``: the unweighted mean over clients of the
 accuracy of each client's final model on its own test rows. All are fractions. A client without test rows has no
-accuracy; it is left out and counted in ``n_clients_without_test``.
+accuracy; it is left out and counted in ``n_clients_without_test``. A test row without a decision counts as wrong.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import TypeAdapter
+from torch import Tensor
 
 from apfl.errors import InputError
 from apfl.federation import Model, Shard
 from apfl.streams import DualStream
+from apfl.undecided import undecided
 
 __all__ = ["Record", "class_counts", "client_accuracies", "metrics", "primary_accuracies"]
 
@@ -28,7 +30,7 @@ __all__ = ["Record", "class_counts", "client_accuracies", "metrics", "primary_ac
 def client_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[float | None]:
     """Accuracy of each client's model on the client's own test rows; None without any."""
     pairs = [pair for pair in _pairs(models, tests) if len(pair[1])]
-    hits = [(model.scores(test.features).argmax(1) == test.labels).double().mean() for model, test in pairs]
+    hits = [(_predicted(model, test)[1] == test.labels).double().mean() for model, test in pairs]
     known = iter(torch.stack(hits).tolist() if hits else [])  # one wait for the device, not one for each client
     return [next(known) if len(test) else None for test in tests]
 
@@ -59,8 +61,8 @@ def metrics(models: Sequence[Model], tests: Sequence[Shard], n_classes: int) -> 
     balanced, aurocs = [], []
     hits, counts = np.zeros(n_classes), np.zeros(n_classes)
     for model, test in _pairs(models, tests):
-        scores = model.scores(test.features).cpu().numpy()
-        labels, predicted = test.labels.cpu().numpy(), scores.argmax(1)
+        scores, predicted = (each.cpu().numpy() for each in _predicted(model, test))
+        labels = test.labels.cpu().numpy()
         accuracies.append(_accuracy(predicted, test))
         if not len(labels):
             continue
@@ -90,6 +92,13 @@ def _pairs(models: Sequence[Model], tests: Sequence[Shard]) -> list[tuple[Model,
     if len(models) != len(tests):
         raise InputError(f"{len(models)} models for {len(tests)} clients; there must be one for each")
     return list(zip(models, tests, strict=True))
+
+
+def _predicted(model: Model, test: Shard) -> tuple[Tensor, Tensor]:
+    """Scores (n, c), NaN as the lowest, and classes (n,), -1 for a row without a decision: it counts as wrong."""
+    scores = model.scores(test.features)
+    missed = undecided(model, test.features, scores) > 0
+    return scores.nan_to_num(-math.inf, math.inf, -math.inf), scores.argmax(1).masked_fill(missed, -1)
 
 
 def _accuracy(predicted: np.ndarray, test: Shard) -> float | None:

@@ -13,15 +13,25 @@ auto         one of the first three kinds, from the federation's moments alone (
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from apfl.errors import InputError, unknown
+from apfl.errors import InputError, not_finite, unknown
 
-__all__ = ["Moments", "Normalise", "Normaliser", "moments", "needs_moments", "normaliser", "resolve"]
+__all__ = [
+    "Moments",
+    "Normalise",
+    "Normaliser",
+    "check_features",
+    "moments",
+    "needs_moments",
+    "normaliser",
+    "resolve",
+]
 
 Normalise = Literal["root", "row", "standardise", "columns", "none"]
 FEW_COLUMNS = 32  # a table: the direction of so short a row says too little without its length
@@ -76,10 +86,9 @@ class Normaliser:
             raise InputError(
                 f"features of shape {tuple(features.shape)} given; this model was made for (n, {len(self.mean)})"
             )
-        # In float64: a column far from zero has few digits left once its mean is gone.
-        scaled = ((features.to(torch.float64) - self.mean.to(features.device)) / self.std.to(features.device)).to(
-            features
-        )
+        # In float64: a column far from zero has few digits left once its mean is gone, and a std may be below float32.
+        mean, std = self.mean.to(features.device), self.std.to(features.device)
+        scaled = ((features.to(torch.float64) - mean) / std).to(features)
         if self.how == "standardise":
             return scaled
         constant = scaled.new_full((len(scaled), 1), math.sqrt(scaled.shape[1]))
@@ -91,10 +100,24 @@ class Normaliser:
 
 
 def _to_length(features: Tensor) -> Tensor:
-    """Every row at length sqrt(l); a row of zeros stays a row of zeros."""
+    """Every row at length sqrt(l); a row of zeros stays a row of zeros, and NaN or infinity does not vanish."""
+    length = math.sqrt(features.shape[1])
     norm: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
-    factor: Tensor = math.sqrt(features.shape[1]) / norm.clamp_min(torch.finfo(norm.dtype).tiny)
-    return features * factor
+    limits = torch.finfo(norm.dtype)
+    scaled = features * (length / norm.clamp_min(limits.tiny))
+    # Squares of very small entries lose their digits, and those of very large ones overflow.
+    extreme = ~((norm >= math.sqrt(limits.tiny / limits.eps)) & norm.isfinite()).squeeze(1)
+    if bool(extreme.any()):
+        scaled[extreme] = _from_the_largest(features[extreme]) * length
+    return scaled
+
+
+def _from_the_largest(features: Tensor) -> Tensor:
+    """Rows at length one, divided by their largest magnitude before anything is squared."""
+    largest = features.abs().amax(1, keepdim=True)
+    rows = features / torch.where(largest == 0, 1, largest)
+    norm: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return rows / norm.masked_fill(largest == 0, 1)
 
 
 def needs_moments(how: str) -> bool:
@@ -145,5 +168,45 @@ def _mean_and_std(shared: Moments) -> tuple[Tensor, Tensor, Tensor]:
     """Of each column, and whether it is constant: then it is centred and left unscaled."""
     mean = shared.sums / shared.n_samples
     variance = shared.squares / shared.n_samples - mean.square()
+    if not bool(torch.isfinite(variance).all()):
+        raise not_finite("the moments of the features")
     constant = variance <= 1e-12 * mean.square() + torch.finfo(torch.float64).tiny  # below rounding of the subtraction
     return mean, variance.clamp_min(0).sqrt(), constant
+
+
+def check_features(how: str, features: Sequence[Tensor]) -> None:
+    """Refuse clients' features (n, l) with NaN or infinity and, if rows keep their lengths, a row that drowns the rest.
+
+    >>> check_features("row", [torch.ones(3, 2), torch.tensor([[1.0, 1e9]])])
+    >>> check_features("none", [torch.ones(3, 2), torch.tensor([[1.0, 1e9]])])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    apfl.errors.InputError: row 0 of client 1 (counted from 0) has entries of 1e+09, the median row of 1: ...
+    """
+    for k, rows in enumerate(features):
+        if rows.numel() and not all(bool(torch.isfinite(end)) for end in torch.aminmax(rows)):
+            row = int((~torch.isfinite(rows).all(1)).nonzero()[0])
+            raise not_finite(f"the features{_whose(k, features)} (first in row {row}, counted from 0)")
+    if how == "none":
+        _check_sizes([rows.abs().amax(1) for rows in features if rows.numel()])
+    elif how in (
+        "standardise",
+        "columns",
+    ):  # one large column is what it is for; a row that is large in most of them is not
+        _check_sizes([rows.abs().median(1).values for rows in features if rows.numel()])
+
+
+def _whose(k: int, clients: Sequence[Tensor]) -> str:
+    return f" of client {k}" if len(clients) > 1 else ""
+
+
+def _check_sizes(sizes: Sequence[Tensor]) -> None:
+    """Of the rows of each client: a sum of squares in float64 loses a row smaller than another by sqrt(eps)."""
+    known = torch.cat([each[each > 0] for each in sizes])
+    for k, each in enumerate(sizes):
+        if len(known) and float(each.max()) * torch.finfo(torch.float64).eps ** 0.5 > float(known.median()):
+            raise InputError(
+                f"row {int(each.argmax())}{_whose(k, sizes)} (counted from 0) has entries of {float(each.max()):g}, "
+                f"the median row of {float(known.median()):g}: beside it the others are lost to rounding; remove or "
+                "repair it, or use normalise='row'"
+            )

@@ -18,7 +18,7 @@ import torch
 from scipy.linalg.blas import dgemm, dsyrk
 from torch import Tensor
 
-from apfl.errors import InputError
+from apfl.errors import InputError, not_finite
 
 __all__ = ["Statistics", "accumulate", "factorise", "gram", "one_hot", "solve", "statistics", "total"]
 
@@ -135,7 +135,7 @@ def accumulate(batches: Iterable[tuple[Tensor, Tensor]]) -> Statistics:
     result = Statistics(sums.autocorrelation, sums.crosscorrelation, sums.class_counts, n_samples, energy)
     # A NaN or an infinity anywhere in phi reaches its column's sum of squares, so d numbers tell.
     if not bool(torch.isfinite(result.autocorrelation.diagonal()).all()):
-        raise InputError("features contain NaN or infinity (or overflow when squared); clean or rescale them first")
+        raise not_finite("the features")
     return result
 
 
@@ -170,7 +170,8 @@ def factorise(stats: Statistics, ridge: float) -> Tensor:
             raise InputError("the statistics contain NaN or infinity; find the client that sent them and leave it out")
         raise InputError(
             f"Phi'Phi + {ridge:g} I is not positive definite (width {stats.width}, {stats.n_samples} samples, "
-            f"largest diagonal {float(stats.autocorrelation.diagonal().max()):g}): use a larger ridge"
+            f"largest diagonal {float(stats.autocorrelation.diagonal().max()):g}): use a larger ridge, "
+            "or scale the features down"
         )
     return cast(Tensor, factor)
 

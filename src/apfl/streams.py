@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from apfl.container import Container, read, write
-from apfl.errors import InputError
+from apfl.errors import InputError, not_finite
 from apfl.maps import FeatureMap
 from apfl.normalise import Normaliser
 from apfl.ridge import gram
+from apfl.undecided import undecided
 
 __all__ = ["DualStream", "fit_refinement"]
 
@@ -51,10 +52,9 @@ def _solve_lower(system: Tensor, right: Tensor, ridge: float) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(system)
     solution = torch.cholesky_solve(right, factor)
     if int(failed) or not bool(torch.isfinite(solution).all()):
-        raise InputError(
-            f"the refinement system with ridge {ridge:g} cannot be solved: use a larger ridge, "
-            "and check the features for NaN or infinity"
-        )
+        if not bool(torch.isfinite(system.diagonal()).all()) or not bool(torch.isfinite(right).all()):
+            raise not_finite("the features")
+        raise InputError(f"the refinement system with ridge {ridge:g} cannot be solved: use a larger ridge")
     return solution
 
 
@@ -87,8 +87,9 @@ class DualStream:
         return scores if self.prior is None else scores.add_(self.prior)
 
     def predict(self, features: Tensor) -> Tensor:
-        """The index of the highest score, (n,)."""
-        return self.scores(features).argmax(1)
+        """The index of the highest score, (n,); -1 if the row has no decision (see `apfl.undecided`)."""
+        scores = self.scores(features)
+        return scores.argmax(1).masked_fill(undecided(self, features, scores) > 0, -1)
 
     def container(self) -> Container:
         """The model as data."""

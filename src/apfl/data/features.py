@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 
 from apfl.errors import InputError
 from apfl.federation import Dataset
+from apfl.missing import missing, refuse_missing
 
 RESERVED = ("features", "images", "labels", "scale", "class_names", "provenance")  # arrays that are not columns
 
@@ -77,14 +79,15 @@ def checked_features(path: Path, features: np.ndarray, scale: np.ndarray | None 
         raise InputError(
             f"{path}: 'scale' has shape {scale.shape}; expected ({features.shape[1]},), one for each column"
         )
-    scaled = features.astype(np.float32)
-    if scale is not None:
-        scaled *= scale.astype(np.float32)
+    with np.errstate(over="ignore"):  # what is too large is infinite below, and refused
+        scaled = features.astype(np.float32)
+        if scale is not None:
+            scaled *= scale.astype(np.float32)
     finite = np.isfinite(scaled).all(1)
     if not finite.all():
         raise InputError(
-            f"{path}: {int((~finite).sum())} rows of 'features' contain NaN or infinity, "
-            f"the first is row {int(np.argmin(finite))}; remove or repair them"
+            f"{path}: {int((~finite).sum())} rows of 'features' contain NaN or infinity, or numbers too large for "
+            f"float32; the first is row {int(np.argmin(finite))} (counted from 0); remove or repair them"
         )
     return torch.from_numpy(scaled)
 
@@ -114,6 +117,7 @@ def coded_labels(
     path: Path, labels: np.ndarray, class_names: np.ndarray | None = None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels as 0 to c - 1, and what these are called."""
+    refuse_missing(f"labels of {path}", labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iubUS":
         raise InputError(
             f"{path}: 'labels' is {labels.dtype} of shape {labels.shape}; expected integers or strings of shape (n,)"
@@ -132,7 +136,27 @@ def coded_labels(
             f"{path}: labels from {labels.min()} to {labels.max()}, but {len(names)} class names: "
             f"allowed are 0 to {len(names) - 1}"
         )
+    if missing(list(names)).any():
+        refuse_missing(f"labels of {path} (by their class names)", np.array(names)[labels])
     return labels.astype(np.int64), names
+
+
+def plain_column(values: list[Any]) -> np.ndarray | None:
+    """A column of numbers, strings or true and false as an array; other kinds give none.
+
+    A missing string becomes '' and a missing number NaN: a column with gaps is kept, and refused only if it is used.
+
+    >>> plain_column(["north", None]).tolist(), plain_column([1, None]).tolist()
+    (['north', ''], [1.0, nan])
+    """
+    known = [value for value in values if value is not None]
+    if not all(isinstance(value, (bool, int, float, str)) for value in known):
+        return None
+    if len(known) < len(values):
+        empty = "" if known and isinstance(known[0], str) else math.nan
+        values = [empty if value is None else value for value in values]
+    column = np.array(values)
+    return column if column.dtype.kind in "biufU" else None
 
 
 def file_sha256(path: Path, *more: Path) -> str:

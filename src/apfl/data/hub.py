@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from apfl.data.features import coded_labels
+from apfl.data.features import coded_labels, plain_column
 from apfl.data.samples import Samples, decode
 from apfl.errors import InputError, unknown
 from apfl.extras import optional
+from apfl.federation import values_of
 from apfl.hub import locate, offline, unavailable
+from apfl.missing import refuse_missing
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,9 @@ def _choose(name: str, features: Mapping[str, Any], what: str, given: str | None
 
 def _labels(name: str, parts: Sequence[Any], label: str) -> tuple[np.ndarray, tuple[str, ...]]:
     feature = parts[0].features[label]
-    values = np.array([value for part in parts for value in part[label][:]])
+    given = [value for part in parts for value in part[label][:]]
+    refuse_missing(values_of(label, name), given)
+    values = np.array(given)
     if values.dtype.kind not in "iuU" or values.ndim != 1:
         raise InputError(f"{name}: labels in '{label}' are {feature}; expected integers or strings, one for each row")
     names = getattr(feature, "names", None)
@@ -178,8 +182,8 @@ def _other_columns(parts: Sequence[Any], used: set[str]) -> dict[str, np.ndarray
     columns = {}
     for name, feature in parts[0].features.items():
         if name not in used and getattr(feature, "dtype", "") in ("int8", "int16", "int32", "int64", "bool", "string"):
-            values = np.array([value for part in parts for value in part[name][:]])
-            if values.dtype.kind in "biU":
+            values = plain_column([value for part in parts for value in part[name][:]])
+            if values is not None:
                 columns[name] = values
     return columns
 

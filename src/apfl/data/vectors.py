@@ -19,11 +19,12 @@ import numpy as np
 import torch
 
 from apfl.data import arrays
-from apfl.data.features import checked_features, coded_labels, file_sha256, from_arrays
+from apfl.data.features import checked_features, coded_labels, file_sha256, from_arrays, plain_column
 from apfl.data.samples import Samples
 from apfl.errors import InputError
 from apfl.extras import optional
-from apfl.federation import Dataset
+from apfl.federation import Dataset, values_of
+from apfl.missing import refuse_missing
 
 DEFAULT_LABEL = "label"
 
@@ -40,8 +41,10 @@ def load(path: str | Path, *, label_column: str | None = None, feature_column: s
     if not table.num_rows:
         raise InputError(f"{path} has no rows")
     labels, class_names = coded_labels(path, _labels(path, table, label))
-    vectors, used, asked = _features(path, table, label, feature_column)
-    others = {name: _plain(table.column(name)) for name in table.column_names if name not in {*used, label}}
+    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused as such
+        vectors, used, asked = _features(path, table, label, feature_column)
+    rest = [name for name in table.column_names if name not in {*used, label}]
+    others = {name: plain_column(table.column(name).to_pylist()) for name in rest}
     return Dataset(
         name=path.name,
         features=checked_features(path, vectors),
@@ -165,18 +168,12 @@ def _stacked(path: Path, column: Any, name: str) -> np.ndarray:
 
 def _labels(path: Path, table: Any, name: str) -> np.ndarray:
     column = table.column(name)
-    if column.null_count:
-        raise InputError(f"{path}: {column.null_count} rows have no label in '{name}'; remove or complete them")
-    labels = _plain(column)
+    values = column.to_pylist()
+    refuse_missing(values_of(name, str(path)), values)
+    labels = plain_column(values)
     if labels is None or labels.dtype.kind == "f":
         raise InputError(f"{path}: labels in '{name}' are {column.type}; expected integers or strings")
     return labels
-
-
-def _plain(column: Any) -> np.ndarray | None:
-    """A column of numbers, strings or true and false as an array; other kinds, and gaps, give none."""
-    values = np.array(column.to_pylist())
-    return None if column.null_count or values.ndim != 1 or values.dtype.kind not in "biufU" else values
 
 
 def _some(names: list[str]) -> str:

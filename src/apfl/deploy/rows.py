@@ -12,7 +12,7 @@ from torch import Tensor
 from apfl.deploy.terms import Terms
 from apfl.errors import InputError
 from apfl.federation import Shard
-from apfl.normalise import needs_moments
+from apfl.normalise import check_features, needs_moments
 
 __all__ = ["Rows", "WhatLeaves", "select", "what_leaves"]
 
@@ -42,6 +42,7 @@ def select(train: Shard, class_names: Sequence[str], terms: Terms) -> Rows:
             f"features of width {train.features.shape[1]} given; the federation agreed on {terms.n_features}: "
             "use the same backbone"
         )
+    check_features(terms.method.normalise, [train.features])
     names = names_under(class_names, terms)
     index = torch.tensor([names.index(name) if name in names else -1 for name in class_names])
     labels = index[train.labels]

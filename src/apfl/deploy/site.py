@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import warnings
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from apfl.normalise import moments, needs_moments
 from apfl.partition import split
 from apfl.streams import DualStream
 from apfl.tables import choose, towards_the_sum
+from apfl.undecided import in_words, undecided
 
 __all__ = ["Site"]
 
@@ -162,13 +164,19 @@ class Site:
         terms = Terms.from_json(agreement)
         return seal_metrics(terms, self.name, told["publication"], told["accuracy"], told["n_test"])
 
-    def predict(self, agreement: bytes, features: Tensor) -> list[str]:
-        """Class names by the personal model, offline."""
+    def predict(self, agreement: bytes, features: Tensor) -> list[str | None]:
+        """Class names by the personal model, offline; None, with a warning, for rows without a decision."""
         terms = Terms.from_json(agreement)
         path = self.model_path(terms)
         if not path.is_file():
             raise InputError(f"{self.name} has no model yet in {path.parent}; it comes with the first publication")
-        return [(terms.class_names or ())[i] for i in DualStream.load(path).predict(features).tolist()]
+        model, names = DualStream.load(path), terms.class_names or ()
+        scores = model.scores(features)
+        reasons = undecided(model, features, scores)
+        if bool(reasons.any()):
+            warnings.warn(f"{in_words(reasons)}; these are left empty", stacklevel=2)
+        best = zip(scores.argmax(1).tolist(), reasons.tolist(), strict=True)
+        return [None if reason else names[i] for i, reason in best]
 
     def publication(self, terms: Terms) -> int | None:
         """The publication that the personal model was fitted to; None before the first."""

@@ -91,7 +91,7 @@ def _predict(site: Site, limits: Limits, given: Payloads) -> Answer:
     names = site.predict(terms, load_unlabelled(limits.predict))
     with replacing(site.home(Terms.from_json(terms)) / "predictions.csv") as temporary, temporary.open("w") as stream:
         csv.writer(stream).writerows([["row", "predicted"], *enumerate(names)])
-    return {"predicted": len(names)}, {}
+    return {"predicted": sum(name is not None for name in names)}, {}
 
 
 def _kept_publication(site: Site, given: Payloads) -> bytes:

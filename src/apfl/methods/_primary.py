@@ -12,7 +12,7 @@ from apfl.errors import InputError
 from apfl.federation import Model, Round, Shard
 from apfl.maps import FeatureMap, random_map
 from apfl.memory import check_width
-from apfl.normalise import Normaliser, moments, needs_moments, normaliser
+from apfl.normalise import Normaliser, check_features, moments, needs_moments, normaliser
 from apfl.ridge import Statistics, accumulate, one_hot, total
 from apfl.workers import n_workers, over_clients
 
@@ -23,6 +23,7 @@ def shared_normaliser(how: str, clients: Sequence[Shard]) -> Normaliser:
     """The normaliser all clients use; their moments are summed first if it needs them."""
     if not clients:
         raise InputError("no clients given; a federation needs at least one")
+    check_features(how, [shard.features for shard in clients])
     if not needs_moments(how):
         return normaliser(how)
     summed = moments(clients[0].features)

@@ -20,7 +20,7 @@ from apfl.errors import InputError
 from apfl.federation import Shard
 from apfl.methods._heads import Batch, Params, Rule, descend, step
 from apfl.methods._primary import moments_bytes, shared_normaliser
-from apfl.normalise import Normaliser
+from apfl.normalise import Normaliser, check_features
 from apfl.workers import over_clients
 
 BATCHES, SAMPLING, INITIAL, WINDOWS = 1, 2, 3, 4  # what a stream of random numbers is for
@@ -49,6 +49,8 @@ class Stack:
         self.order = sorted(range(len(clients)), key=lambda k: -len(clients[k]))  # place in the stack -> client
         for k in self.order:
             _check(clients[k], k, clients[0].features.shape[1], n_classes)
+        if normaliser is not None:  # otherwise `shared_normaliser` has looked
+            check_features(first.normalise, [shard.features for shard in clients])
         self.features = torch.cat([self.normaliser(clients[k].features) for k in self.order])
         self.labels = torch.cat([clients[k].labels for k in self.order]).long()
         self.sizes = [len(clients[k]) for k in self.order]
@@ -242,5 +244,3 @@ def _check(shard: Shard, k: int, width: int, n_classes: int) -> None:
         raise InputError(f"client {k} has features {tuple(shard.features.shape)}; expected (n, {width}), n at least 1")
     if not 0 <= int(shard.labels.min()) <= int(shard.labels.max()) < n_classes:
         raise InputError(f"client {k} has labels outside 0 to {n_classes - 1}; say how many classes there are")
-    if not bool(torch.isfinite(shard.features).all()):
-        raise InputError(f"client {k} has features with NaN or infinity; clean or rescale them first")

@@ -84,7 +84,8 @@ def stacked_rounds(
         again = False
         for name, p in heads.items():
             if not bool(torch.isfinite(p.sum())) and name != "bias" and len(points) == 1:
-                raise InputError(f"training diverged in round {t} (lr {method.lr:g}): use a smaller lr")
+                scale = ", or normalise='row'" if method.normalise == "none" else ""
+                raise InputError(f"training diverged in round {t} (lr {method.lr:g}): use a smaller lr{scale}")
         packed = _pack(state, stack, t)
         yield [
             Round(

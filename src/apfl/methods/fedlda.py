@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import Field
 
+from apfl.errors import InputError
 from apfl.exchange import message_bytes, nbytes
 from apfl.federation import Round, Shard
 from apfl.heads import LinearHead
@@ -42,10 +43,15 @@ class FedLDA:
         counts = summed.class_counts
         means = summed.crosscorrelation / counts.clamp_min(1)  # (l, c)
         covariance = (summed.autocorrelation - (means * counts) @ means.T) / summed.n_samples
-        scale = covariance.diagonal().mean().clamp_min(torch.finfo(covariance.dtype).tiny)
+        # Features that hardly vary leave the rounding of the subtraction, which has no inverse worth having.
+        floor = 1e-10 * summed.autocorrelation.diagonal().mean() / summed.n_samples
+        scale = torch.maximum(covariance.diagonal().mean(), floor).clamp_min(1e-200)
         shrunk = (1 - self.shrinkage) * covariance
         shrunk.diagonal().add_(self.shrinkage * scale)
-        weight = torch.cholesky_solve(means, torch.linalg.cholesky(shrunk))
+        factor, failed = torch.linalg.cholesky_ex(shrunk)
+        if int(failed):
+            raise InputError(f"the covariance of the features with shrinkage {self.shrinkage:g} is singular: use more")
+        weight = torch.cholesky_solve(means, factor)
         bias = (counts.log() - (means * weight).sum(0) / 2).masked_fill(counts == 0, -math.inf)
         yield one_exchange(
             [LinearHead(weight, bias, normaliser=normalise)] * len(clients), self.normalise, n_features,

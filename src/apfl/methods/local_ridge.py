@@ -31,7 +31,7 @@ class LocalRidge:
     admits: ClassVar[bool] = True
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
-        shared_normaliser("none", clients)  # refuses an empty federation
+        shared_normaliser(self.normalise, clients)  # refuses an empty federation, and rows that cannot be used
         features = clients[0].features
         n_in = normaliser(self.normalise, moments(features)).width(features.shape[1])
         feature_map = random_map(n_in, self.d, self.activation, 2 * seed, intercept=self.intercept)

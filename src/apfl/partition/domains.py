@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from apfl.errors import InputError
+from apfl.missing import refuse_missing
 from apfl.partition._check import check_clients
 
 
@@ -13,6 +14,7 @@ def partition(labels: np.ndarray, n_clients: int, rng: np.random.Generator, *, d
     check_clients(len(labels), n_clients)
     if domains.shape != labels.shape:
         raise InputError(f"{len(domains)} domain entries for {len(labels)} rows; there must be one for each")
+    refuse_missing("domain entries", domains)
     names = np.unique(domains)
     if n_clients % len(names):
         raise InputError(f"{n_clients} clients cannot be shared equally by {len(names)} domains: use a multiple")

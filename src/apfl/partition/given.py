@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from apfl.errors import InputError
+from apfl.missing import refuse_missing
 
 
 def partition(
@@ -13,6 +14,7 @@ def partition(
     """The rows of each distinct value of ``column``, in sorted order; ``n_clients`` must agree if given."""
     if column.shape != labels.shape:
         raise InputError(f"{len(column)} client entries for {len(labels)} rows; there must be one for each")
+    refuse_missing("client entries", column)
     names = np.unique(column)
     if n_clients not in (None, len(names)):
         raise InputError(
