@@ -179,8 +179,9 @@ TROUBLES: dict[str, Callable[[Rows, Rows, np.random.Generator], tuple[Rows, Rows
     "constant columns": _columns(lambda x, g: np.where(np.arange(x.shape[1]) % 4 == 3, 100.0, x)),
     "collinear columns": _columns(lambda x, g: np.concatenate([x, x[:, ::-1] * 2, x.sum(1, keepdims=True)], 1)),
     "columns of unlike scales": _columns(lambda x, g: x * 10 ** g.uniform(-3, 3, x.shape[1])),
+    "columns of few values": _columns(lambda x, g: np.sign(x - np.median(x, 0))),
     "far from zero": _columns(lambda x, g: x + 1000.0),
-    "heavy tails": _columns(lambda x, g: x * np.exp(g.standard_t(2, (len(x), 1)).clip(-20, 20))),
+    "heavy tails": _columns(lambda x, g: x * np.exp(g.standard_t(2, (len(x), 1)).clip(-8, 8))),
     "one client has nearly all": _nearly_all_to_one,
     "clients of one row": _single_rows,
 }
@@ -198,9 +199,11 @@ def cases(count: int, seed: int = 0) -> list[Case]:
     found = []
     for i in range(count):
         data = kinds[i % len(kinds)]
-        n, l, c = _size(data, rng)
+        n, features, classes = _size(data, rng)
         clients = int(min(50, max(2, np.exp(rng.uniform(np.log(2), np.log(max(3, n / 8)))))))
-        found.append(Case(data, n, l, c, clients, troubles[(i * 7 + i // len(troubles)) % len(troubles)], i))
+        found.append(
+            Case(data, n, features, classes, clients, troubles[(i * 7 + i // len(troubles)) % len(troubles)], i)
+        )
     return found
 
 
@@ -208,10 +211,9 @@ def _size(data: str, rng: np.random.Generator) -> tuple[int, int, int]:
     """Rows, features, classes."""
     n = int(np.exp(rng.uniform(np.log(20), np.log(20_000))))
     if data == "made":
-        l = int(np.exp(rng.uniform(np.log(2), np.log(3000))))
-        l = min(l, int(4e6 / n))  # a case takes seconds, not minutes
-        most = min(100, 2 ** min(l, 7), max(2, n // 5))
-        return n, max(l, 2), int(np.exp(rng.uniform(np.log(2), np.log(most + 0.5))))
+        features = min(int(np.exp(rng.uniform(np.log(2), np.log(3000)))), int(4e6 / n))  # seconds, not minutes
+        most = min(100, 2 ** min(features, 7), max(2, n // 5))
+        return n, max(features, 2), int(np.exp(rng.uniform(np.log(2), np.log(most + 0.5))))
     if data == "digits":
         return min(n, 1300), 64, 10
     if data == "wine":
@@ -263,10 +265,11 @@ class Verdict:
     pooled: float  # RidgeClassifierCV on all rows
     alone: float  # RidgeClassifierCV for each client
     below: float  # accuracy below the better of the two, 0 or more
-    below_error: float  # standard error of that difference
+    below_error: float  # standard error of that difference, by the training or the test rows, whichever are fewer
     left_out_error: float  # standard error of left_out - accuracy
     normalise: str
     n_test: int
+    n_train: int
 
     @property
     def good(self) -> bool:
@@ -308,14 +311,21 @@ def judge(train: Rows, test: Rows) -> Verdict:
         alone[own] = hits_of_ridge(train.pick(train.client == k), test.pick(own))
     better = max((pooled, alone), key=lambda hits: hits.mean())
     difference = better.astype(float) - right
-    p, n = float(right.mean()), len(test)
-    left_out = chosen["left_out_accuracy"]
-    spread = max(p * (1 - p), 1 / n)  # all right or all wrong is no certainty
+    left_out, n_left_out = chosen["left_out_accuracy"], int(chosen["left_out_rows"])  # type: ignore[call-overload]
+    error = 0.0
+    if left_out is not None:
+        error = float(np.hypot(_error(left_out * n_left_out, n_left_out), _error(right.sum(), len(test))))  # type: ignore[operator]
     return Verdict(
-        p, None if left_out is None else float(left_out), float(pooled.mean()), float(alone.mean()),  # type: ignore[arg-type]
-        max(0.0, float(difference.mean())), float(difference.std() / np.sqrt(n)),
-        float(np.sqrt(spread * (1 / n + 1 / len(train)))), str(chosen["normalise"]), n,
+        float(right.mean()), left_out, float(pooled.mean()), float(alone.mean()),  # type: ignore[arg-type]
+        max(0.0, float(difference.mean())), float(difference.std() / np.sqrt(min(len(test), len(train)))), error,
+        str(chosen["normalise"]), len(test), len(train),
     )  # fmt: skip
+
+
+def _error(hits: float, n: int) -> float:
+    """Standard error of a share; one hit and one miss are added, as all right or all wrong is no certainty."""
+    share = (hits + 1) / (n + 2)
+    return float(np.sqrt(share * (1 - share) / (n + 2)))
 
 
 def judged(some: list[Case]) -> Iterator[tuple[Case, Verdict]]:

@@ -260,7 +260,7 @@ def test_cost_stays_within_its_bounds():
     more_up = last.bytes_up // 2 - message_bytes(300, 3)
     more_down = last.bytes_down // 2 - 8 * 300 * 3
     moments = 8 * (2 * 6 + 1)
-    assert more_up == 8 * (12 * 14 * 9) + moments
+    assert more_up == 8 * (7 * 14 * 9) + moments
     assert more_down == 8 * (300 * 128 + 3 + 3) + moments
     assert last.index == 3  # moments, statistics, tables
 

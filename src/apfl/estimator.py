@@ -403,7 +403,8 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     def _statistics(self, rows: ClientRows) -> Statistics:
         phi = self._maps[0](self._normaliser(rows.features))
-        return statistics(phi, one_hot(rows.labels, len(self.classes_)))
+        n_copies = int(leaving(rows.features, rows.labels, None).copies.sum())
+        return statistics(phi, one_hot(rows.labels, len(self.classes_)), n_copies)
 
     def _method(self) -> APFL:
         """The settings as the method checks them."""
@@ -433,7 +434,9 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         def rows_of(k: int) -> Rows:
             rows = at_hand[clients[k]]
             z = self._normaliser(rows.features)
-            return Rows(self._maps[0](z), self._maps[1](z), rows.labels, leaving(rows.features, rows.groups))
+            return Rows(
+                self._maps[0](z), self._maps[1](z), rows.labels, leaving(rows.features, rows.labels, rows.groups)
+            )
 
         personal, self.chosen_ = personalise(rows_of, len(clients), primary, choice, sketch_width=0, seed=0)
         scores = [self._left_out_scores(rows_of(k), primary, own, choice) for k, own in enumerate(personal)]

@@ -14,9 +14,9 @@ zero at its edge. So a point counts only if the fit uses at most half of the row
 mean leverage of a row is then at most 1/2), and if rss and N - df stand clear of their rounding and of the sketch's
 spread. A minimum behind an ascent, or at the lower edge of what is admitted, is not trusted.
 
-**Distinct rows.** M is N, unless the sums show that rows repeat each other, at one client or at several: if the
-smallest gamma of the grid interpolates the targets (rss = 0), then its df counts the distinct rows. Copies vouch for
-each other, so M takes the place of N.
+**Distinct rows.** Copies vouch for each other, so M, the number of distinct rows, takes the place of N. Clients say how
+many of their rows repeat others of theirs. Rows that repeat those of another client only the sums can show: if the
+smallest gamma of the grid interpolates the targets (rss = 0), then its df counts the distinct rows.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class _Fit:
 
 
 def _distinct_rows(stats: Statistics, smallest: _Fit | None) -> float:
-    """M, from the fit with the smallest gamma."""
-    n = stats.n_samples
+    """M: the rows that clients do not count as copies, or fewer if the fit with the smallest gamma shows it."""
+    n = stats.n_samples - stats.n_copies
     if smallest is None or smallest.rss > INTERPOLATES * stats.target_energy:
         return n
     return smallest.df if smallest.df < n - 5 * smallest.spread else n

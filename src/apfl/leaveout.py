@@ -38,6 +38,8 @@ __all__ = ["HatBasis", "Leaving", "LeftOut", "Refinement", "hat_basis", "leaving
 Refinement = Literal["in-sample", "cross-fitted"]
 MOST_LEVERAGE = 0.99  # a sketched q may come out at 1 or more
 EXACT_MOST_LEVERAGE = 1 - 1e-10  # an exact one only by rounding
+MOST_SKETCHED = 0.8  # with 128 columns, 1 - q is then known to half of itself
+REPEATED = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,33 +86,38 @@ def leverage_sketch(factor: Tensor, m: int, seed: int) -> Tensor:
 
 
 class Leaving(NamedTuple):
-    """Which rows of a client are left out together, and which repeat an earlier row."""
+    """Which rows of a client are left out together, and which are copies of an earlier row."""
 
     groups: Tensor | None  # (n,); None if every row leaves alone
-    again: Tensor  # bool (n,)
+    copies: Tensor  # bool (n,)
 
 
-def leaving(features: Tensor, groups: Tensor | None) -> Leaving:
-    """Equal rows leave together, because they would vouch for each other, and so do given groups.
+def leaving(features: Tensor, labels: Tensor, groups: Tensor | None) -> Leaving:
+    """Copies leave together, because they would vouch for each other, and so do given groups.
 
-    Groups that hold equal rows become one.
+    Equal rows with equal labels are copies, unless the labels of equal rows differ in more than `REPEATED` of them:
+    then they are repeated measurements, as in a table of few discrete columns, and each is evidence of its own.
+    Groups that hold copies become one.
 
-    >>> groups, again = leaving(torch.tensor([[1.0], [2.0], [1.0]]), None)
-    >>> groups.tolist(), again.tolist()
+    >>> groups, copies = leaving(torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([0, 1, 0]), None)
+    >>> groups.tolist(), copies.tolist()
     ([0, 1, 0], [False, False, True])
     """
-    rows = np.ascontiguousarray((features + 0.0).cpu().numpy())  # + 0.0: a negative zero equals zero
-    first: dict[bytes, int] = {}
-    copies, n = np.array([first.setdefault(row.tobytes(), i) for i, row in enumerate(rows)]), len(rows)
-    again = torch.from_numpy(copies < np.arange(n)).to(features.device)
-    if len(first) == n:
-        return Leaving(groups, again)
+    rows, n = np.ascontiguousarray((features + 0.0).cpu().numpy()), len(features)  # + 0.0: a negative zero equals zero
+    places: dict[bytes, int] = {}
+    first = np.array([places.setdefault(row.tobytes(), i) for i, row in enumerate(rows)])
+    own = labels.cpu().numpy()
+    differs = own != own[first]
+    repeated = int((np.bincount(first, minlength=n)[first] > 1).sum())
+    if not repeated or differs.sum() > REPEATED * repeated:
+        return Leaving(groups, torch.zeros(n, dtype=torch.bool, device=features.device))
+    copies = torch.from_numpy((first < np.arange(n)) & ~differs).to(features.device)
     if groups is None:
-        return Leaving(torch.from_numpy(copies), again)
+        return Leaving(torch.from_numpy(first), copies)
     codes = np.unique(groups.cpu().numpy(), return_inverse=True)[1]
     # A graph of the rows (0 to n - 1) and the groups (from n on).
-    edges = coo_array((np.ones(2 * n), (np.tile(np.arange(n), 2), np.concatenate([copies, n + codes]))), (2 * n, 2 * n))
-    return Leaving(torch.from_numpy(connected_components(edges, directed=False)[1][:n].astype(np.int64)), again)
+    edges = coo_array((np.ones(2 * n), (np.tile(np.arange(n), 2), np.concatenate([first, n + codes]))), (2 * n, 2 * n))
+    return Leaving(torch.from_numpy(connected_components(edges, directed=False)[1][:n].astype(np.int64)), copies)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,12 +133,15 @@ class LeftOut:
     kind: Refinement = "in-sample"
     groups: Tensor | None = None  # (n,); without them every row is a group of its own
     sketched: bool = False  # whether V comes from a sketch
-    again: Tensor | None = None  # bool (n,): rows that repeat an earlier one
+    copies: Tensor | None = None  # bool (n,): copies of an earlier row
 
     @property
     def judged(self) -> Tensor:
-        """Rows whose left-out score says something, bool (n,): the first of equal rows, with a leverage below 1."""
-        return ~self.clipped_rows if self.again is None else ~(self.clipped_rows | self.again)
+        """Rows whose left-out score says something, bool (n,): no copies, and a leverage that is known well below 1."""
+        sure = ~self.clipped_rows
+        if self.sketched:  # 1 - q is known to q sqrt(2 / m) alone
+            sure = sure & (self._own_hat <= MOST_SKETCHED)
+        return sure if self.copies is None else sure & ~self.copies
 
     @property
     def _most(self) -> float:

@@ -4,8 +4,8 @@ root         sign(z) sqrt|z|, then as row; needs nothing from anyone else. Evens
              as pooled activations are: the power normalisation of retrieval and few-shot learning
 row          z * sqrt(l) / |z|     needs nothing from anyone else
 standardise  (z - mean) / std      needs the federation's moments, which add like statistics do
-columns      standardised, a constant sqrt(l) appended, then as row: for tables, whose columns have units of their own
-             and whose rows' lengths carry information
+columns      standardised (by one std for all if there are many columns of like scales), a constant sqrt(l) appended,
+             then as row: for tables, whose columns have units of their own and whose rows' lengths carry information
 none         z
 auto         one of the first three kinds, from the federation's moments alone (default of `apfl`): see `resolve`
 """
@@ -36,6 +36,7 @@ __all__ = [
 Normalise = Literal["root", "row", "standardise", "columns", "none"]
 FEW_COLUMNS = 32  # a table: the direction of so short a row says too little without its length
 UNLIKE_SCALES = 30.0  # largest over median standard deviation of columns; a network's pooled features have 4 to 6
+FAR_FROM_ZERO = 10.0  # median over columns of |mean| / std; pooled activations have 0.5
 ONE_SIDED = 0.2  # mean over columns of mean / rms: 0.45 for pooled activations, 0 for signed embeddings
 
 
@@ -128,8 +129,8 @@ def needs_moments(how: str) -> bool:
 def resolve(how: str, shared: Moments | None) -> str:
     """The normalisation that ``auto`` stands for; any other as it is.
 
-    ``columns`` for a table (few columns, or columns of very different scales), ``root`` for features that lie on one
-    side of zero, as a network's pooled activations do, and ``row`` for signed ones.
+    ``columns`` for a table (few columns, columns of very different scales, or far from zero), ``root`` for features
+    on one side of zero, as a network's pooled activations are, and ``row`` for signed ones.
 
     >>> resolve("auto", moments(torch.rand(50, 64))), resolve("auto", moments(torch.randn(50, 64)))
     ('root', 'row')
@@ -140,11 +141,9 @@ def resolve(how: str, shared: Moments | None) -> str:
         return how
     if shared is None or shared.n_samples < 1:
         raise InputError("normalise='auto' needs the moments of at least one sample")
-    if len(shared.sums) < FEW_COLUMNS:
-        return "columns"
     mean, std, constant = _mean_and_std(shared)
-    varying = std[~constant]
-    if len(varying) and float(varying.max() / varying.median()) > UNLIKE_SCALES:
+    far = float((mean.abs() / std)[~constant].median()) if not bool(constant.all()) else 0.0
+    if _of_their_own(std[~constant], len(std)) or far > FAR_FROM_ZERO:
         return "columns"
     rms = (shared.squares / shared.n_samples).sqrt()
     one_sided = float((mean / rms)[rms > 0].mean()) if bool((rms > 0).any()) else 0.0
@@ -161,7 +160,14 @@ def normaliser(how: str, shared: Moments | None = None) -> Normaliser:
     if shared is None or shared.n_samples < 1:
         raise InputError(f"normalise='{how}' needs the moments of at least one sample")
     mean, std, constant = _mean_and_std(shared)
+    if how == "columns" and not _of_their_own(std[~constant], len(std)):
+        std = std.square().mean().sqrt().expand(len(std))  # columns alike: how much one varies may be what matters
     return Normaliser(how, mean, torch.where(constant, 1.0, std))  # type: ignore[arg-type]
+
+
+def _of_their_own(std: Tensor, n_features: int) -> bool:
+    """Whether columns have scales of their own, as those of a table do."""
+    return n_features < FEW_COLUMNS or (len(std) > 0 and float(std.max() / std.median()) > UNLIKE_SCALES)
 
 
 def _mean_and_std(shared: Moments) -> tuple[Tensor, Tensor, Tensor]:
@@ -189,10 +195,7 @@ def check_features(how: str, features: Sequence[Tensor]) -> None:
             raise not_finite(f"the features{_whose(k, features)} (first in row {row}, counted from 0)")
     if how == "none":
         _check_sizes([rows.abs().amax(1) for rows in features if rows.numel()])
-    elif how in (
-        "standardise",
-        "columns",
-    ):  # one large column is what it is for; a row that is large in most of them is not
+    elif how in ("standardise", "columns"):  # made for one large column, not for a row that is large in most
         _check_sizes([rows.abs().median(1).values for rows in features if rows.numel()])
 
 

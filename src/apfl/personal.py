@@ -27,6 +27,7 @@ from apfl.workers import over_clients
 __all__ = ["Auto", "Choice", "Personal", "Rows", "left_out_rows", "personalise", "solve_primary", "width_for"]
 
 Auto = Literal["auto"]
+FEW_ROWS = 250  # with fewer, the best of 882 settings flatters itself, and no left-out accuracy is stated
 MOST_UNJUDGED = 0.05  # share of rows that cannot be judged beyond which no left-out accuracy is stated
 
 
@@ -88,13 +89,13 @@ class Personal:
 def width_for(n_samples: int, n_features: int) -> int:
     """The default d_P: a power of two near the number of rows, from 256 to 8192; the same at every site because N is.
 
-    With few rows of many features it is near the number of features instead, up to 1024: a narrower map would lose
-    what a ridge on the features themselves sees.
+    With few rows of many features it is the number of features instead, rounded up, to 2048 at most: a narrower map
+    would lose what a ridge on the features themselves sees.
 
-    >>> width_for(1300, 64), width_for(45_000, 1280), width_for(20, 64), width_for(300, 3000)
-    (1024, 8192, 256, 1024)
+    >>> width_for(1300, 64), width_for(45_000, 1280), width_for(20, 64), width_for(300, 1280)
+    (1024, 8192, 256, 2048)
     """
-    power = round(math.log2(max(n_samples, min(n_features, 1024))))
+    power = max(round(math.log2(n_samples)), math.ceil(math.log2(min(n_features, 2048))))
     return min(8192, max(256, int(2**power)))
 
 
@@ -120,8 +121,8 @@ def left_out_rows(rows: Rows, primary: Primary, kind: Refinement, sketch: Tensor
     phi = rows.phi.to(torch.float64)
     residual = one_hot(rows.labels, primary.stats.n_classes) - phi @ primary.weights
     whitened = whiten(phi, primary.factor) if sketch is None else phi @ sketch
-    groups, again = rows.leaving
-    return LeftOut(hat_basis(rows.psi), whitened, residual, kind, groups, sketch is not None, again)
+    groups, copies = rows.leaving
+    return LeftOut(hat_basis(rows.psi), whitened, residual, kind, groups, sketch is not None, copies)
 
 
 def personalise(
@@ -147,8 +148,8 @@ def personalise(
         table = None
         if choice.open:
             table = hits(left, rows.labels, counts, stats.class_counts, choice.smoothing, tried)
-        again = int(rows.leaving.again.sum())
-        return _Prepared(left.target, table, counts, again, len(targets) - again - int(left.judged.sum()))
+        n_copies = int(rows.leaving.copies.sum())
+        return _Prepared(left.target, table, counts, n_copies, len(targets) - n_copies - int(left.judged.sum()))
 
     prepared = over_clients(prepare, range(n_clients), device)
     settings = _settings(prepared, tried, choice)
@@ -169,8 +170,8 @@ class _Prepared:
     target: Tensor  # of the refinement (n, c)
     table: Tensor | None  # of left-out hits, if anything is to be chosen
     counts: Tensor  # of its labels (c,)
-    n_again: int = 0  # rows that repeat an earlier one
-    n_clipped: int = 0  # others whose leverage had to be clipped
+    n_copies: int = 0
+    n_unjudged: int = 0  # others whose leverage is too high, or not known well enough
 
 
 def _settings(prepared: Sequence[_Prepared], tried: Grid, choice: Choice) -> list[tuple[float, float, float]]:
@@ -203,7 +204,7 @@ def _account(
     else:
         account |= {f"{name}_per_client": [s[i] for s in settings] for i, name in enumerate(names)}
     n_rows = sum(int(each.counts.sum()) for each in prepared)
-    account["leverage_clipped"] = sum(each.n_clipped for each in prepared) / n_rows
+    account["leverage_clipped"] = sum(each.n_unjudged for each in prepared) / n_rows
     if any(each.table is not None for each in prepared):
         account |= _left_out(primary, prepared, settings, tried)
     if primary.path is not None:
@@ -216,22 +217,22 @@ def _left_out(
 ) -> dict[str, Any]:
     """The accuracies that the settings were chosen by, over the rows that could be judged; None if they would mislead.
 
-    They would if many leverages were clipped, or if many rows repeat those of *another* client, which no client can
-    see but the sums may show: each copy vouches for the other.
+    They would if there are few rows, if many leverages are too high, or if many rows repeat those of *another* client,
+    which no client can see but the sums may show: each copy vouches for the other.
     """
     tables = [each.table for each in prepared if each.table is not None]
     summed = torch.stack(tables).sum(0)
-    n_again, n_clipped = sum(each.n_again for each in prepared), sum(each.n_clipped for each in prepared)
-    n_distinct = sum(int(each.counts.sum()) for each in prepared) - n_again
-    elsewhere = max(0.0, primary.stats.n_samples - primary.distinct_rows - n_again)
-    judged = n_clipped + 2 * elsewhere <= MOST_UNJUDGED * n_distinct
+    n_copies, n_unjudged = sum(each.n_copies for each in prepared), sum(each.n_unjudged for each in prepared)
+    n_distinct = sum(int(each.counts.sum()) for each in prepared) - n_copies
+    elsewhere = max(0.0, primary.stats.n_samples - primary.distinct_rows - n_copies)
+    judged = n_distinct >= FEW_ROWS and n_unjudged + 2 * elsewhere <= MOST_UNJUDGED * n_distinct
 
     def share(right: int) -> float | None:
-        return right / (n_distinct - n_clipped) if judged else None
+        return right / (n_distinct - n_unjudged) if judged else None
 
     account: dict[str, Any] = {
-        "left_out_rows": n_distinct - n_clipped,
-        "rows_repeated": {"at_their_client": n_again, "elsewhere": round(elsewhere)},
+        "left_out_rows": n_distinct - n_unjudged,
+        "copies": {"at_their_client": n_copies, "elsewhere": round(elsewhere)},
         "left_out_accuracy": share(
             sum(int(table[tried.index(own)]) for table, own in zip(tables, settings, strict=True))
         ),

@@ -43,6 +43,7 @@ class Statistics:
     class_counts: Tensor  # (c,), float64: column sums of Y
     n_samples: int
     target_energy: float  # tr(Y'Y); equals n_samples for one-hot targets
+    n_copies: int = 0  # rows that repeat another row of the same client: they add no degrees of freedom
 
     def __post_init__(self) -> None:
         d, c = self.crosscorrelation.shape
@@ -59,6 +60,8 @@ class Statistics:
                 f"statistics contradict themselves: {n} samples, but class counts that sum to {counted:g} "
                 f"(smallest {float(self.class_counts.min()):g}); was something subtracted that had not been added?"
             )
+        if not 0 <= self.n_copies <= n:
+            raise InputError(f"statistics contradict themselves: {self.n_copies} copies among {n} samples")
         if not -1e-6 * max(n, 1) <= self.target_energy <= n * (1 + 1e-6):
             raise InputError(f"statistics contradict themselves: target energy {self.target_energy:g} for {n} samples")
 
@@ -86,6 +89,7 @@ class Statistics:
             torch.add(self.class_counts, other.class_counts, alpha=sign),
             self.n_samples + sign * other.n_samples,
             self.target_energy + sign * other.target_energy,
+            self.n_copies + sign * other.n_copies,
         )
 
 
@@ -103,15 +107,15 @@ def one_hot(labels: Tensor, n_classes: int) -> Tensor:
     return torch.nn.functional.one_hot(labels.long(), n_classes).to(torch.float64)
 
 
-def statistics(phi: Tensor, targets: Tensor) -> Statistics:
+def statistics(phi: Tensor, targets: Tensor, n_copies: int = 0) -> Statistics:
     """Statistics of one batch of rows: phi (n, d), targets (n, c) with rows that sum to one.
 
     Computed in float64 whatever the dtype of ``phi``.
     """
-    return accumulate([(phi, targets)])
+    return accumulate([(phi, targets)], n_copies)
 
 
-def accumulate(batches: Iterable[tuple[Tensor, Tensor]]) -> Statistics:
+def accumulate(batches: Iterable[tuple[Tensor, Tensor]], n_copies: int = 0) -> Statistics:
     """Statistics of a stream of batches ``(phi, targets)``, added in place: memory does not grow with the rows."""
     sums: Statistics | None = None
     n_samples, energy = 0, 0.0
@@ -132,7 +136,7 @@ def accumulate(batches: Iterable[tuple[Tensor, Tensor]]) -> Statistics:
     if sums is None:
         raise InputError("no rows: statistics need at least one batch")
     _mirror(sums.autocorrelation)
-    result = Statistics(sums.autocorrelation, sums.crosscorrelation, sums.class_counts, n_samples, energy)
+    result = Statistics(sums.autocorrelation, sums.crosscorrelation, sums.class_counts, n_samples, energy, n_copies)
     # A NaN or an infinity anywhere in phi reaches its column's sum of squares, so d numbers tell.
     if not bool(torch.isfinite(result.autocorrelation.diagonal()).all()):
         raise not_finite("the features")
@@ -147,6 +151,7 @@ def total(parts: Iterable[Statistics]) -> Statistics:
         raise InputError("no statistics to add: at least one client is needed")
     matrix, cross = first.autocorrelation.clone(), first.crosscorrelation.clone()
     counts, n_samples, energy = first.class_counts.clone(), first.n_samples, first.target_energy
+    n_copies = first.n_copies
     for part in iterator:
         _check_same_size(first, part)
         matrix += part.autocorrelation
@@ -154,7 +159,8 @@ def total(parts: Iterable[Statistics]) -> Statistics:
         counts += part.class_counts
         n_samples += part.n_samples
         energy += part.target_energy
-    return Statistics(matrix, cross, counts, n_samples, energy)
+        n_copies += part.n_copies
+    return Statistics(matrix, cross, counts, n_samples, energy, n_copies)
 
 
 def factorise(stats: Statistics, ridge: float) -> Tensor:

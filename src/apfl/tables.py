@@ -46,11 +46,12 @@ class Grid:
 def grid(unit: float, *, beta: float | None, balance: float | None, tau: float | None) -> Grid:
     """The default grid, at most 2,000 entries; a setting that is fixed has one.
 
-    Betas spread over five and a half decades of ``unit``, the mean squared length of a row of Psi, so that they fit the
-    spectrum whatever the width, the map or the scale of the features.
+    Betas spread over three decades of ``unit``, the mean squared length of a row of Psi, so that they fit the spectrum
+    whatever the width, the map or the scale of the features. Smaller ones were never the best of a large federation,
+    and with few rows they were chosen by chance.
     """
     return Grid(
-        [unit * 10 ** (step / 2) for step in range(-9, 3)] if beta is None else [beta],
+        [unit * 10 ** (step / 2) for step in range(-4, 3)] if beta is None else [beta],
         [step / 10 for step in range(14)] if balance is None else [balance],
         [0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.17, 0.25] if tau is None else [tau],
     )

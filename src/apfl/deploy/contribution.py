@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +41,7 @@ class Contribution:
     form: str  # triangle, or factor
     n_samples: int
     nonce: str  # not empty if it was made anew by a client that had left
+    n_copies: int  # rows that repeat another row of the client
     tensors: Mapping[str, Tensor]
     sha256: str
     n_bytes: int
@@ -48,10 +49,10 @@ class Contribution:
     @cached_property
     def statistics(self) -> Statistics:
         """What is added to the sum, in float64."""
-        return from_message(self.tensors)
+        return replace(from_message(self.tensors), n_copies=self.n_copies)
 
 
-def encode(phi: Tensor, labels: Tensor, terms: Terms, client: str, nonce: str = "") -> bytes:
+def encode(phi: Tensor, labels: Tensor, terms: Terms, client: str, nonce: str = "", n_copies: int = 0) -> bytes:
     """A client's rows as the bytes it sends; the same bytes for the same rows.
 
     The triangle of Phi'Phi, or with fewer rows than columns the smaller QR factor. The triangle of an ill-conditioned
@@ -60,11 +61,11 @@ def encode(phi: Tensor, labels: Tensor, terms: Terms, client: str, nonce: str = 
     """
     targets = one_hot(labels, terms.n_classes)
     if len(phi) >= terms.width:
-        sealed = _seal("triangle", message(statistics(phi, targets), terms.dtype), terms, client, nonce)
+        sealed = _seal("triangle", message(statistics(phi, targets), terms.dtype), terms, client, nonce, n_copies)
         with suppress(InputError):
             check(decode(sealed, terms), terms)
             return sealed
-    sealed = _seal("factor", factor_message(phi, targets, terms.dtype), terms, client, nonce)
+    sealed = _seal("factor", factor_message(phi, targets, terms.dtype), terms, client, nonce, n_copies)
     check(decode(sealed, terms), terms)
     return sealed
 
@@ -93,8 +94,11 @@ def decode(data: bytes, terms: Terms) -> Contribution:
 
     header, tensors = unseal(KIND, data, expected)
     client = check_name("client", text(header, "client"))
-    form, nonce = text(header, "form"), text(header, "nonce")
-    return Contribution(client, form, count(header, "n"), nonce, tensors, sha256(data), len(data))
+    form, nonce, n = text(header, "form"), text(header, "nonce"), count(header, "n")
+    n_copies = count(header, "n_copies") if "n_copies" in header else 0
+    if n_copies >= max(n, 1):
+        raise InputError(f"n contradicts itself: {n_copies} copies among {n} rows")
+    return Contribution(client, form, n, nonce, n_copies, tensors, sha256(data), len(data))
 
 
 def check(contribution: Contribution, terms: Terms) -> None:
@@ -190,11 +194,11 @@ def _bounds(terms: Terms) -> tuple[float, float]:
     d, ones = int(terms.method.d_primary), float(terms.method.intercept)
     if terms.method.activation_primary in ("sigmoid", "cosine"):
         return d + ones, 1.0
-    if terms.method.normalise not in ("root", "row"):
+    if terms.method.normalise not in ("root", "row", "columns"):
         return math.inf, math.inf
     # |act(x)| <= |x| and |z|^2 = l. sqrt(l) R is Gaussian (l, d): its largest singular value passes
     # sqrt(l) + sqrt(d) + 8, and a column's length sqrt(l) + 8, with a probability below e^-32.
-    root = math.sqrt(terms.n_features or 0)
+    root = math.sqrt(terms.normaliser().width(terms.n_features or 0))
     return (root + math.sqrt(d) + 8) ** 2 + ones, (root + 8) ** 2
 
 
@@ -244,10 +248,10 @@ def _why_indefinite(stats: Statistics, terms: Terms) -> str:
     return "n contradicts the matrix: the class sums are too long for the class counts"
 
 
-def _seal(form: str, tensors: Mapping[str, Tensor], terms: Terms, client: str, nonce: str) -> bytes:
+def _seal(form: str, tensors: Mapping[str, Tensor], terms: Terms, client: str, nonce: str, n_copies: int) -> bytes:
     assert terms.fingerprints is not None
     header = {
         "federation": terms.federation, "terms": terms.digest, "map": terms.fingerprints[0],
         "client": check_name("client", client), "form": form, "n": int(tensors["n_samples"]), "nonce": nonce,
     }  # fmt: skip
-    return seal(KIND, header, tensors)
+    return seal(KIND, header | ({"n_copies": n_copies} if n_copies else {}), tensors)

@@ -73,5 +73,5 @@ def _left_out(
         whitened = phi.to(torch.float64) @ broadcast.leverage
     else:
         whitened = whiten(phi, torch.tril(unpack(broadcast.leverage)))
-    groups, again = leaving(rows.features, rows.groups)
-    return LeftOut(hat, whitened * seen[:, None], residual, terms.method.refinement, groups, sketched, again)
+    groups, copies = leaving(rows.features, rows.labels, rows.groups)
+    return LeftOut(hat, whitened * seen[:, None], residual, terms.method.refinement, groups, sketched, copies)

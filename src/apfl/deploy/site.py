@@ -28,6 +28,7 @@ from apfl.deploy.terms import Description, Terms, check_name
 from apfl.deploy.wire import sha256
 from apfl.errors import InputError
 from apfl.federation import Shard
+from apfl.leaveout import leaving
 from apfl.normalise import moments, needs_moments
 from apfl.partition import split
 from apfl.streams import DualStream
@@ -109,7 +110,8 @@ class Site:
                     return self.sent(agreement, digest)
         rows = self._contributed(terms)
         phi = terms.maps(rows.features)[0](terms.normaliser()(rows.features))
-        data = encode(phi, rows.labels, terms, self.name, secrets.token_hex(8) if again else "")
+        n_copies = int(leaving(rows.features, rows.labels, None).copies.sum())
+        data = encode(phi, rows.labels, terms, self.name, secrets.token_hex(8) if again else "", n_copies)
         digest = sha256(data)
         self._write(terms, f"sent-{digest}.safetensors", data)
         sent[digest] = {"data": self._fingerprint, "terms": terms.digest, "order": len(sent)}

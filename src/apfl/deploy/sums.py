@@ -46,6 +46,7 @@ class ExactSum:
     hi: np.ndarray  # (d (d + 1) / 2 + d c,), int64: the packed triangle, then Phi'Y row by row
     lo: np.ndarray  # the same
     counts: np.ndarray  # (c,), int64
+    n_copies: int = 0
 
     @staticmethod
     def zero(width: int, n_classes: int) -> ExactSum:
@@ -71,6 +72,7 @@ class ExactSum:
             self._add(part.numpy(), start, sign)
             start += len(part)
         self.counts += sign * np.rint(stats.class_counts.numpy()).astype(np.int64)
+        self.n_copies += sign * stats.n_copies
 
     def _add(self, values: np.ndarray, offset: int, sign: int) -> None:
         for start in range(0, len(values), CHUNK):
@@ -96,6 +98,7 @@ class ExactSum:
             torch.from_numpy(self.counts.astype(np.float64)),
             n,
             float(n),
+            self.n_copies,
         )
 
     def largest(self) -> float:
@@ -104,19 +107,22 @@ class ExactSum:
 
     def copy(self) -> ExactSum:
         """The same sum, to be changed on its own."""
-        return ExactSum(self.width, self.n_classes, self.hi.copy(), self.lo.copy(), self.counts.copy())
+        return ExactSum(self.width, self.n_classes, self.hi.copy(), self.lo.copy(), self.counts.copy(), self.n_copies)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ExactSum):
             return NotImplemented
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in ("hi", "lo", "counts"))
+        same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in ("hi", "lo", "counts"))
+        return all(same) and self.n_copies == other.n_copies
 
     def tensors(self) -> dict[str, Tensor]:
         """The sum as data."""
-        return {name: torch.from_numpy(getattr(self, name)) for name in ("hi", "lo", "counts")}
+        arrays = {name: torch.from_numpy(getattr(self, name)) for name in ("hi", "lo", "counts")}
+        return arrays | {"n_copies": torch.tensor(self.n_copies)}
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor], width: int) -> ExactSum:
         """The sum back from data."""
         hi, lo, counts = (tensors[name].numpy() for name in ("hi", "lo", "counts"))
-        return ExactSum(width, len(counts), hi, lo, counts)
+        n_copies = int(tensors.get("n_copies", torch.tensor(0)))  # sums kept by version 0.1 have none
+        return ExactSum(width, len(counts), hi, lo, counts, n_copies)

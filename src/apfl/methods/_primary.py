@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -23,13 +25,13 @@ def shared_normaliser(how: str, clients: Sequence[Shard]) -> Normaliser:
     """The normaliser all clients use; their moments are summed first if it needs them."""
     if not clients:
         raise InputError("no clients given; a federation needs at least one")
-    check_features(how, [shard.features for shard in clients])
+    features = [shard.features for shard in clients]
+    check_features(how, features)
     if not needs_moments(how):
         return normaliser(how)
-    summed = moments(clients[0].features)
-    for shard in clients[1:]:
-        summed = summed + moments(shard.features)
-    return normaliser(how, summed)
+    shared = normaliser(how, reduce(add, map(moments, features)))
+    check_features(shared.how, features)  # what `auto` stands for
+    return shared
 
 
 def stream_maps(

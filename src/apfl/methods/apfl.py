@@ -13,7 +13,7 @@ Exchanges: one of statistics, one of tables of hits (at most 2,000 integers for 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -68,13 +68,15 @@ class APFL:
         activations = (self.activation_primary, self.activation_refinement)
         widths = self.widths(sum(map(len, clients)), features.shape[1])
         primary_map, refinement_map = stream_maps(features, normalise, widths, activations, seed, self.intercept)
+        together = [leaving(shard.features, shard.labels, shard.groups) for shard in clients]
         phis, summed = mapped_and_summed(clients, n_classes, normalise, primary_map)
+        summed = replace(summed, n_copies=sum(int(own.copies.sum()) for own in together))
         primary = solve_primary(summed, self.gamma)
         choice = Choice(self.beta, self.balance, self.tau, self.scope, self.refinement, self.smoothing)
 
         def rows_of(shard: Shard, phi: Tensor) -> Rows:
             psi = refinement_map(normalise(shard.features))
-            return Rows(phi, psi, shard.labels, leaving(shard.features, shard.groups))
+            return Rows(phi, psi, shard.labels, leaving(shard.features, shard.labels, shard.groups))
 
         def model(own: Personal) -> DualStream:
             return DualStream(
