@@ -129,6 +129,11 @@ def _columns(scale: Callable[[np.ndarray, np.random.Generator], np.ndarray]) -> 
     return trouble
 
 
+def _both(change: Callable[[Rows, np.random.Generator], Rows]) -> Callable[..., tuple[Rows, Rows]]:
+    """A trouble of the rows that strikes training and test rows alike."""
+    return lambda train, test, rng: (change(train, rng), change(test, rng))
+
+
 def _rows(change: Callable[[Rows, np.random.Generator], Rows]) -> Callable[..., tuple[Rows, Rows]]:
     """A trouble of the training rows."""
     return lambda train, test, rng: (change(train, rng), test)
@@ -173,8 +178,8 @@ TROUBLES: dict[str, Callable[[Rows, Rows, np.random.Generator], tuple[Rows, Rows
     ),
     "every row twice": _rows(lambda r, g: _copies(r, np.arange(len(r)), None)),
     "one row fifty times": _rows(lambda r, g: _copies(r, np.full(50, g.integers(len(r))), None)),
-    "zero rows": _rows(_set_some(0.05, lambda x, g: np.zeros_like(x))),
-    "constant rows": _rows(_set_some(0.05, lambda x, g: np.full_like(x, 3.0))),
+    "zero rows": _both(_set_some(0.05, lambda x, g: np.zeros_like(x))),
+    "constant rows": _both(_set_some(0.05, lambda x, g: np.full_like(x, 3.0))),
     "zero columns": _columns(lambda x, g: x * (g.random(x.shape[1]) < 0.7)),
     "constant columns": _columns(lambda x, g: np.where(np.arange(x.shape[1]) % 4 == 3, 100.0, x)),
     "collinear columns": _columns(lambda x, g: np.concatenate([x, x[:, ::-1] * 2, x.sum(1, keepdims=True)], 1)),
@@ -265,7 +270,7 @@ class Verdict:
     pooled: float  # RidgeClassifierCV on all rows
     alone: float  # RidgeClassifierCV for each client
     below: float  # accuracy below the better of the two, 0 or more
-    below_error: float  # standard error of that difference, by the training or the test rows, whichever are fewer
+    below_error: float  # its standard error, by the distinct training rows or the test rows, whichever are fewer
     left_out_error: float  # standard error of left_out - accuracy
     normalise: str
     n_test: int
@@ -311,14 +316,15 @@ def judge(train: Rows, test: Rows) -> Verdict:
         alone[own] = hits_of_ridge(train.pick(train.client == k), test.pick(own))
     better = max((pooled, alone), key=lambda hits: hits.mean())
     difference = better.astype(float) - right
+    n_train = len(np.unique(train.x, axis=0))
     left_out, n_left_out = chosen["left_out_accuracy"], int(chosen["left_out_rows"])  # type: ignore[call-overload]
     error = 0.0
     if left_out is not None:
         error = float(np.hypot(_error(left_out * n_left_out, n_left_out), _error(right.sum(), len(test))))  # type: ignore[operator]
     return Verdict(
         float(right.mean()), left_out, float(pooled.mean()), float(alone.mean()),  # type: ignore[arg-type]
-        max(0.0, float(difference.mean())), float(difference.std() / np.sqrt(min(len(test), len(train)))), error,
-        str(chosen["normalise"]), len(test), len(train),
+        max(0.0, float(difference.mean())), float(difference.std() / np.sqrt(min(len(test), n_train))), error,
+        str(chosen["normalise"]), len(test), n_train,
     )  # fmt: skip
 
 

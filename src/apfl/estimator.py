@@ -32,7 +32,7 @@ from apfl.estimator_rows import (
     take_out,
     tensor,
 )
-from apfl.leaveout import leaving
+from apfl.leaveout import leaving, with_copies
 from apfl.methods import load_method
 from apfl.methods._primary import stream_maps
 from apfl.methods.apfl import APFL
@@ -403,8 +403,8 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     def _statistics(self, rows: ClientRows) -> Statistics:
         phi = self._maps[0](self._normaliser(rows.features))
-        n_copies = int(leaving(rows.features, rows.labels, None).copies.sum())
-        return statistics(phi, one_hot(rows.labels, len(self.classes_)), n_copies)
+        copies = leaving(rows.features, rows.labels, None).copies
+        return with_copies(statistics(phi, one_hot(rows.labels, len(self.classes_))), rows.features, copies)
 
     def _method(self) -> APFL:
         """The settings as the method checks them."""

@@ -15,8 +15,8 @@ mean leverage of a row is then at most 1/2), and if rss and N - df stand clear o
 spread. A minimum behind an ascent, or at the lower edge of what is admitted, is not trusted.
 
 **Distinct rows.** Copies vouch for each other, so M, the number of distinct rows, takes the place of N. Clients say how
-many of their rows repeat others of theirs. Rows that repeat those of another client only the sums can show: if the
-smallest gamma of the grid interpolates the targets (rss = 0), then its df counts the distinct rows.
+many of their rows repeat others of theirs. Rows that repeat those of another client only sums can show: the sum of the
+clients' echoes (`leaveout.echo`), and, if the smallest gamma of the grid interpolates the targets (rss = 0), its df.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from apfl.errors import InputError
-from apfl.leaveout import leverage_sketch
+from apfl.leaveout import leverage_sketch, n_repeated
 from apfl.ridge import Statistics, factorise
 
 __all__ = ["Path", "choose_gamma", "feature_energy"]
@@ -137,7 +137,8 @@ class _Fit:
 
 def _distinct_rows(stats: Statistics, smallest: _Fit | None) -> float:
     """M: the rows that clients do not count as copies, or fewer if the fit with the smallest gamma shows it."""
-    n = stats.n_samples - stats.n_copies
+    n: float = stats.n_samples - stats.n_copies
+    n -= 0.0 if stats.echo is None else n_repeated(stats.echo)
     if smallest is None or smallest.rss > INTERPOLATES * stats.target_energy:
         return n
     return smallest.df if smallest.df < n - 5 * smallest.spread else n

@@ -20,7 +20,9 @@ V is exact (`whiten`), or comes from a sketch that the server sends, d x m numbe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -31,15 +33,28 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from apfl.leaveout_groups import Groups
-from apfl.ridge import gram
+from apfl.ridge import Statistics, gram, one_hot
 
-__all__ = ["HatBasis", "Leaving", "LeftOut", "Refinement", "hat_basis", "leaving", "leverage_sketch", "whiten"]
+__all__ = [
+    "HatBasis",
+    "Leaving",
+    "LeftOut",
+    "Refinement",
+    "echo",
+    "hat_basis",
+    "leaving",
+    "leverage_sketch",
+    "n_repeated",
+    "whiten",
+    "with_copies",
+]
 
 Refinement = Literal["in-sample", "cross-fitted"]
 MOST_LEVERAGE = 0.99  # a sketched q may come out at 1 or more
 EXACT_MOST_LEVERAGE = 1 - 1e-10  # an exact one only by rounding
 MOST_SKETCHED = 0.8  # with 128 columns, 1 - q is then known to half of itself
 REPEATED = 0.02
+ECHO = 2**14  # buckets: 1 to 4 % of rows that repeat another client's show, for up to 100,000 rows; fewer do no harm
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +118,9 @@ def leaving(features: Tensor, labels: Tensor, groups: Tensor | None) -> Leaving:
     >>> groups.tolist(), copies.tolist()
     ([0, 1, 0], [False, False, True])
     """
-    rows, n = np.ascontiguousarray((features + 0.0).cpu().numpy()), len(features)  # + 0.0: a negative zero equals zero
     places: dict[bytes, int] = {}
-    first = np.array([places.setdefault(row.tobytes(), i) for i, row in enumerate(rows)])
-    own = labels.cpu().numpy()
+    first = np.array([places.setdefault(row, i) for i, row in enumerate(_as_bytes(features))])
+    own, n = labels.cpu().numpy(), len(features)
     differs = own != own[first]
     repeated = int((np.bincount(first, minlength=n)[first] > 1).sum())
     if not repeated or differs.sum() > REPEATED * repeated:
@@ -118,6 +132,43 @@ def leaving(features: Tensor, labels: Tensor, groups: Tensor | None) -> Leaving:
     # A graph of the rows (0 to n - 1) and the groups (from n on).
     edges = coo_array((np.ones(2 * n), (np.tile(np.arange(n), 2), np.concatenate([first, n + codes]))), (2 * n, 2 * n))
     return Leaving(torch.from_numpy(connected_components(edges, directed=False)[1][:n].astype(np.int64)), copies)
+
+
+def with_copies(stats: Statistics, features: Tensor, copies: Tensor) -> Statistics:
+    """A client's statistics with what they say about repeated rows."""
+    return replace(stats, n_copies=int(copies.sum()), echo=echo(features))
+
+
+def echo(features: Tensor) -> Tensor:
+    """How many of a client's distinct rows a hash puts into each of `ECHO` buckets, (ECHO,), int64.
+
+    Summed over clients: a row that stands at several fills one bucket only, so the share of empty buckets tells how
+    many rows are distinct (linear counting; Whang et al., 1990).
+
+    >>> rows = torch.arange(600.0).reshape(300, 2)
+    >>> n_repeated(echo(rows)), 280 < n_repeated(echo(rows) + echo(rows)) < 320
+    (0.0, True)
+    """
+    hashes = {hashlib.blake2b(row, digest_size=8).digest() for row in _as_bytes(features)}
+    places = np.array([int.from_bytes(each) % ECHO for each in hashes])
+    return torch.from_numpy(np.bincount(places, minlength=ECHO))
+
+
+def n_repeated(summed: Tensor) -> float:
+    """How many rows repeat a row of another client, from the summed echoes; 0 if too few to tell, or too many rows."""
+    total = int(summed.sum())
+    load = total / ECHO
+    empty = float((summed == 0).double().mean())
+    if not empty or load > 6:
+        return 0.0
+    repeated = total + ECHO * math.log(empty)
+    return repeated if repeated > 4 * math.sqrt(ECHO * (math.exp(load) - load - 1)) else 0.0
+
+
+def _as_bytes(features: Tensor) -> list[bytes]:
+    """Equal rows as equal bytes."""
+    rows = np.ascontiguousarray((features + 0.0).cpu().numpy())  # + 0.0: a negative zero equals zero
+    return [row.tobytes() for row in rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +191,7 @@ class LeftOut:
         """Rows whose left-out score says something, bool (n,): no copies, and a leverage that is known well below 1."""
         sure = ~self.clipped_rows
         if self.sketched:  # 1 - q is known to q sqrt(2 / m) alone
-            sure = sure & (self._own_hat <= MOST_SKETCHED)
+            sure = sure & ((self._grouped.leverage if self._grouped else self._own_hat) <= MOST_SKETCHED)
         return sure if self.copies is None else sure & ~self.copies
 
     @property
@@ -161,6 +212,19 @@ class LeftOut:
     def clipped(self) -> float:
         """The share of `clipped_rows` among all rows."""
         return float(self.clipped_rows.double().mean())
+
+    def noise(self, labels: Tensor) -> float:
+        """By how many hits of the primary alone a second dose of the sketch's noise in q would flatter or harm them."""
+        if not self.sketched:
+            return 0.0
+        spread = math.sqrt(2 / self.whitened.shape[1])
+        own = one_hot(labels, self.residual.shape[1]).to(self.residual)
+
+        def right(dose: float) -> int:
+            leverage = (self._own_hat * (1 + dose)).clamp_max(self._most)
+            return int(((own - self.residual / (1 - leverage)[:, None]).argmax(1) == labels)[self.judged].sum())
+
+        return (right(spread) + right(-spread)) / 2 - right(0.0)
 
     @cached_property
     def primary(self) -> Tensor:

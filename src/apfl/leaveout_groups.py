@@ -57,7 +57,12 @@ class Groups:
     @cached_property
     def clipped_rows(self) -> Tensor:
         """Rows of a group whose C_gg had an eigenvalue that was clipped, bool (n,)."""
-        return self._in_order((self._roots[b][1] > self.most)[:, None].expand(-1, b.size) for b in self._blocks)
+        return self.leverage > self.most
+
+    @cached_property
+    def leverage(self) -> Tensor:
+        """The largest eigenvalue of C_gg before clipping, for each row of the group, (n,)."""
+        return self._in_order(self._roots[b][1][:, None].expand(-1, b.size) for b in self._blocks)
 
     @cached_property
     def primary(self) -> Tensor:

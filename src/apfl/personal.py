@@ -28,6 +28,7 @@ __all__ = ["Auto", "Choice", "Personal", "Rows", "left_out_rows", "personalise",
 
 Auto = Literal["auto"]
 FEW_ROWS = 250  # with fewer, the best of 882 settings flatters itself, and no left-out accuracy is stated
+MOST_NOISE = 0.01  # left-out accuracy that a second dose of the sketch's noise may add or take away
 MOST_UNJUDGED = 0.05  # share of rows that cannot be judged beyond which no left-out accuracy is stated
 
 
@@ -149,7 +150,8 @@ def personalise(
         if choice.open:
             table = hits(left, rows.labels, counts, stats.class_counts, choice.smoothing, tried)
         n_copies = int(rows.leaving.copies.sum())
-        return _Prepared(left.target, table, counts, n_copies, len(targets) - n_copies - int(left.judged.sum()))
+        n_unjudged = len(targets) - n_copies - int(left.judged.sum())
+        return _Prepared(left.target, table, counts, n_copies, n_unjudged, left.noise(rows.labels))
 
     prepared = over_clients(prepare, range(n_clients), device)
     settings = _settings(prepared, tried, choice)
@@ -172,6 +174,7 @@ class _Prepared:
     counts: Tensor  # of its labels (c,)
     n_copies: int = 0
     n_unjudged: int = 0  # others whose leverage is too high, or not known well enough
+    noise: float = 0.0  # hits that the noise of the sketch may have added
 
 
 def _settings(prepared: Sequence[_Prepared], tried: Grid, choice: Choice) -> list[tuple[float, float, float]]:
@@ -213,25 +216,31 @@ def _account(
 
 
 def _left_out(
-    primary: Primary, prepared: Sequence[_Prepared], settings: Sequence[tuple[float, float, float]], tried: Grid
+    primary: Primary,
+    prepared: Sequence[_Prepared],
+    settings: Sequence[tuple[float, float, float]],
+    tried: Grid,
 ) -> dict[str, Any]:
     """The accuracies that the settings were chosen by, over the rows that could be judged; None if they would mislead.
 
-    They would if there are few rows, if many leverages are too high, or if many rows repeat those of *another* client,
-    which no client can see but the sums may show: each copy vouches for the other.
+    They would if there are few rows, if the sketch's noise in the leverages flatters or harms them, or if many rows
+    repeat those of *another* client, which no client can see but sums show: each copy vouches for the other.
     """
     tables = [each.table for each in prepared if each.table is not None]
     summed = torch.stack(tables).sum(0)
     n_copies, n_unjudged = sum(each.n_copies for each in prepared), sum(each.n_unjudged for each in prepared)
     n_distinct = sum(int(each.counts.sum()) for each in prepared) - n_copies
     elsewhere = max(0.0, primary.stats.n_samples - primary.distinct_rows - n_copies)
+    noise = sum(each.noise for each in prepared) / n_distinct
     judged = n_distinct >= FEW_ROWS and n_unjudged + 2 * elsewhere <= MOST_UNJUDGED * n_distinct
+    judged &= abs(noise) <= MOST_NOISE
 
     def share(right: int) -> float | None:
         return right / (n_distinct - n_unjudged) if judged else None
 
     account: dict[str, Any] = {
         "left_out_rows": n_distinct - n_unjudged,
+        "left_out_noise": noise,
         "copies": {"at_their_client": n_copies, "elsewhere": round(elsewhere)},
         "left_out_accuracy": share(
             sum(int(table[tried.index(own)]) for table, own in zip(tables, settings, strict=True))

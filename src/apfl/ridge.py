@@ -44,6 +44,7 @@ class Statistics:
     n_samples: int
     target_energy: float  # tr(Y'Y); equals n_samples for one-hot targets
     n_copies: int = 0  # rows that repeat another row of the same client: they add no degrees of freedom
+    echo: Tensor | None = None  # what shows rows that repeat those of another client (`leaveout.echo`)
 
     def __post_init__(self) -> None:
         d, c = self.crosscorrelation.shape
@@ -90,6 +91,7 @@ class Statistics:
             self.n_samples + sign * other.n_samples,
             self.target_energy + sign * other.target_energy,
             self.n_copies + sign * other.n_copies,
+            None if self.echo is None or other.echo is None else self.echo + sign * other.echo,
         )
 
 
@@ -107,15 +109,15 @@ def one_hot(labels: Tensor, n_classes: int) -> Tensor:
     return torch.nn.functional.one_hot(labels.long(), n_classes).to(torch.float64)
 
 
-def statistics(phi: Tensor, targets: Tensor, n_copies: int = 0) -> Statistics:
+def statistics(phi: Tensor, targets: Tensor) -> Statistics:
     """Statistics of one batch of rows: phi (n, d), targets (n, c) with rows that sum to one.
 
     Computed in float64 whatever the dtype of ``phi``.
     """
-    return accumulate([(phi, targets)], n_copies)
+    return accumulate([(phi, targets)])
 
 
-def accumulate(batches: Iterable[tuple[Tensor, Tensor]], n_copies: int = 0) -> Statistics:
+def accumulate(batches: Iterable[tuple[Tensor, Tensor]]) -> Statistics:
     """Statistics of a stream of batches ``(phi, targets)``, added in place: memory does not grow with the rows."""
     sums: Statistics | None = None
     n_samples, energy = 0, 0.0
@@ -136,7 +138,7 @@ def accumulate(batches: Iterable[tuple[Tensor, Tensor]], n_copies: int = 0) -> S
     if sums is None:
         raise InputError("no rows: statistics need at least one batch")
     _mirror(sums.autocorrelation)
-    result = Statistics(sums.autocorrelation, sums.crosscorrelation, sums.class_counts, n_samples, energy, n_copies)
+    result = Statistics(sums.autocorrelation, sums.crosscorrelation, sums.class_counts, n_samples, energy)
     # A NaN or an infinity anywhere in phi reaches its column's sum of squares, so d numbers tell.
     if not bool(torch.isfinite(result.autocorrelation.diagonal()).all()):
         raise not_finite("the features")
@@ -151,7 +153,7 @@ def total(parts: Iterable[Statistics]) -> Statistics:
         raise InputError("no statistics to add: at least one client is needed")
     matrix, cross = first.autocorrelation.clone(), first.crosscorrelation.clone()
     counts, n_samples, energy = first.class_counts.clone(), first.n_samples, first.target_energy
-    n_copies = first.n_copies
+    n_copies, echo = first.n_copies, first.echo
     for part in iterator:
         _check_same_size(first, part)
         matrix += part.autocorrelation
@@ -160,7 +162,8 @@ def total(parts: Iterable[Statistics]) -> Statistics:
         n_samples += part.n_samples
         energy += part.target_energy
         n_copies += part.n_copies
-    return Statistics(matrix, cross, counts, n_samples, energy, n_copies)
+        echo = None if echo is None or part.echo is None else echo + part.echo
+    return Statistics(matrix, cross, counts, n_samples, energy, n_copies, echo)
 
 
 def factorise(stats: Statistics, ridge: float) -> Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,15 +22,23 @@ from apfl.deploy.terms import Terms, check_name
 from apfl.deploy.wire import Expected, count, seal, sha256, text, unseal
 from apfl.errors import InputError
 from apfl.exchange import factor_message, from_message, message
+from apfl.leaveout import ECHO
 from apfl.ridge import Statistics, one_hot, statistics
 
-__all__ = ["Contribution", "check", "decode", "encode"]
+__all__ = ["Contribution", "Repeats", "check", "decode", "encode"]
 
 KIND = "statistics"
 # Eigenvalues may fall below zero by so much of the mean diagonal entry before rounding no longer explains it.
 ROUNDING = {"float64": 1e-12, "float32": 1e-6}
 LARGEST = 2.0**36  # of one client's sum of squares: a sum of a great many of them still fits `apfl.deploy.sums`
 ORDINARY = 2.0**20  # the mean square of an activated feature lies between 1 / ORDINARY and ORDINARY
+
+
+class Repeats(NamedTuple):
+    """What a client says about its repeated rows (`apfl.leaveout`)."""
+
+    n_copies: int
+    echo: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +57,12 @@ class Contribution:
     @cached_property
     def statistics(self) -> Statistics:
         """What is added to the sum, in float64."""
-        return replace(from_message(self.tensors), n_copies=self.n_copies)
+        return replace(from_message(self.tensors), n_copies=self.n_copies, echo=self.tensors.get("echo"))
 
 
-def encode(phi: Tensor, labels: Tensor, terms: Terms, client: str, nonce: str = "", n_copies: int = 0) -> bytes:
+def encode(
+    phi: Tensor, labels: Tensor, terms: Terms, client: str, nonce: str = "", repeats: Repeats | None = None
+) -> bytes:
     """A client's rows as the bytes it sends; the same bytes for the same rows.
 
     The triangle of Phi'Phi, or with fewer rows than columns the smaller QR factor. The triangle of an ill-conditioned
@@ -61,11 +71,11 @@ def encode(phi: Tensor, labels: Tensor, terms: Terms, client: str, nonce: str = 
     """
     targets = one_hot(labels, terms.n_classes)
     if len(phi) >= terms.width:
-        sealed = _seal("triangle", message(statistics(phi, targets), terms.dtype), terms, client, nonce, n_copies)
+        sealed = _seal("triangle", message(statistics(phi, targets), terms.dtype), terms, client, nonce, repeats)
         with suppress(InputError):
             check(decode(sealed, terms), terms)
             return sealed
-    sealed = _seal("factor", factor_message(phi, targets, terms.dtype), terms, client, nonce, n_copies)
+    sealed = _seal("factor", factor_message(phi, targets, terms.dtype), terms, client, nonce, repeats)
     check(decode(sealed, terms), terms)
     return sealed
 
@@ -82,6 +92,8 @@ def decode(data: bytes, terms: Terms) -> Contribution:
             "n_samples": (("I64",), ()),
             "target_energy": (("F64",), ()),
         }
+        if "n_copies" in header:  # messages kept by earlier versions have none
+            small = {**small, "echo": (("I16",), (ECHO,))}
         form = text(header, "form")
         if form == "factor":
             r = min(n, d)
@@ -96,9 +108,15 @@ def decode(data: bytes, terms: Terms) -> Contribution:
     client = check_name("client", text(header, "client"))
     form, nonce, n = text(header, "form"), text(header, "nonce"), count(header, "n")
     n_copies = count(header, "n_copies") if "n_copies" in header else 0
-    if n_copies >= max(n, 1):
-        raise InputError(f"n contradicts itself: {n_copies} copies among {n} rows")
+    if n_copies >= max(n, 1) or ("echo" in tensors and not _echoes(tensors["echo"], n)):
+        raise InputError(
+            f"n contradicts itself: {n_copies} copies among {n} rows, or an echo that {n} rows do not have"
+        )
     return Contribution(client, form, n, nonce, n_copies, tensors, sha256(data), len(data))
+
+
+def _echoes(echo: Tensor, n: int) -> bool:
+    return int(echo.min()) >= 0 and 1 <= int(echo.long().sum()) <= n
 
 
 def check(contribution: Contribution, terms: Terms) -> None:
@@ -248,10 +266,15 @@ def _why_indefinite(stats: Statistics, terms: Terms) -> str:
     return "n contradicts the matrix: the class sums are too long for the class counts"
 
 
-def _seal(form: str, tensors: Mapping[str, Tensor], terms: Terms, client: str, nonce: str, n_copies: int) -> bytes:
+def _seal(
+    form: str, tensors: Mapping[str, Tensor], terms: Terms, client: str, nonce: str, repeats: Repeats | None
+) -> bytes:
     assert terms.fingerprints is not None
     header = {
         "federation": terms.federation, "terms": terms.digest, "map": terms.fingerprints[0],
         "client": check_name("client", client), "form": form, "n": int(tensors["n_samples"]), "nonce": nonce,
     }  # fmt: skip
-    return seal(KIND, header | ({"n_copies": n_copies} if n_copies else {}), tensors)
+    if repeats is None:
+        return seal(KIND, header, tensors)
+    echo = repeats.echo.clamp_max(2**15 - 1).to(torch.int16)
+    return seal(KIND, header | {"n_copies": repeats.n_copies}, {**tensors, "echo": echo})

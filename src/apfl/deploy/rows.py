@@ -12,6 +12,7 @@ from torch import Tensor
 from apfl.deploy.terms import Terms
 from apfl.errors import InputError
 from apfl.federation import Shard
+from apfl.leaveout import ECHO
 from apfl.normalise import check_features, needs_moments
 
 __all__ = ["Rows", "WhatLeaves", "select", "what_leaves"]
@@ -84,6 +85,8 @@ class WhatLeaves:
             f"{len(self.counts)} classes: {', '.join(self.counts)}",
             f"then, once: sums of products of the activated features of these rows, and their sums by class{size}",
             f"with it, how many rows each class has: {', '.join(f'{k} {v}' for k, v in self.counts.items())}",
+            "with it, to find rows that several sites hold: how many rows fall into each of "
+            f"{ECHO:,} buckets by a hash, and how many repeat another row of this site",
         ]
         if self.moments:
             told.insert(1, f"also first: sum and sum of squares of each of the {self.n_features} features")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from apfl.container import read, replacing, write
 from apfl.data import load_dataset
-from apfl.deploy.contribution import encode
+from apfl.deploy.contribution import Repeats, encode
 from apfl.deploy.fitting import left_out_hits, personal_model
 from apfl.deploy.messages import Broadcast, open_choice, open_publication, seal_description, seal_metrics, seal_table
 from apfl.deploy.rows import Rows, WhatLeaves, names_under, select, what_leaves
@@ -28,7 +28,7 @@ from apfl.deploy.terms import Description, Terms, check_name
 from apfl.deploy.wire import sha256
 from apfl.errors import InputError
 from apfl.federation import Shard
-from apfl.leaveout import leaving
+from apfl.leaveout import echo, leaving
 from apfl.normalise import moments, needs_moments
 from apfl.partition import split
 from apfl.streams import DualStream
@@ -110,8 +110,9 @@ class Site:
                     return self.sent(agreement, digest)
         rows = self._contributed(terms)
         phi = terms.maps(rows.features)[0](terms.normaliser()(rows.features))
-        n_copies = int(leaving(rows.features, rows.labels, None).copies.sum())
-        data = encode(phi, rows.labels, terms, self.name, secrets.token_hex(8) if again else "", n_copies)
+        copies = leaving(rows.features, rows.labels, None).copies
+        repeats = Repeats(int(copies.sum()), echo(rows.features))
+        data = encode(phi, rows.labels, terms, self.name, secrets.token_hex(8) if again else "", repeats)
         digest = sha256(data)
         self._write(terms, f"sent-{digest}.safetensors", data)
         sent[digest] = {"data": self._fingerprint, "terms": terms.digest, "order": len(sent)}

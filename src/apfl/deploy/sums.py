@@ -11,7 +11,7 @@ entries pass 2^42, or whose mean square is far from 1, do not fit and are refuse
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from apfl.errors import InputError
 from apfl.exchange import pack, unpack
+from apfl.leaveout import ECHO
 from apfl.ridge import Statistics
 
 __all__ = ["LARGEST", "ExactSum"]
@@ -47,6 +48,7 @@ class ExactSum:
     lo: np.ndarray  # the same
     counts: np.ndarray  # (c,), int64
     n_copies: int = 0
+    echo: np.ndarray = field(default_factory=lambda: np.zeros(ECHO, np.int64))
 
     @staticmethod
     def zero(width: int, n_classes: int) -> ExactSum:
@@ -73,6 +75,7 @@ class ExactSum:
             start += len(part)
         self.counts += sign * np.rint(stats.class_counts.numpy()).astype(np.int64)
         self.n_copies += sign * stats.n_copies
+        self.echo = self.echo + (0 if stats.echo is None else sign * stats.echo.numpy())
 
     def _add(self, values: np.ndarray, offset: int, sign: int) -> None:
         for start in range(0, len(values), CHUNK):
@@ -99,6 +102,7 @@ class ExactSum:
             n,
             float(n),
             self.n_copies,
+            torch.from_numpy(self.echo),
         )
 
     def largest(self) -> float:
@@ -107,22 +111,25 @@ class ExactSum:
 
     def copy(self) -> ExactSum:
         """The same sum, to be changed on its own."""
-        return ExactSum(self.width, self.n_classes, self.hi.copy(), self.lo.copy(), self.counts.copy(), self.n_copies)
+        return ExactSum(
+            self.width, self.n_classes, self.hi.copy(), self.lo.copy(), self.counts.copy(), self.n_copies, self.echo
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ExactSum):
             return NotImplemented
-        same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in ("hi", "lo", "counts"))
+        same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in ("hi", "lo", "counts", "echo"))
         return all(same) and self.n_copies == other.n_copies
 
     def tensors(self) -> dict[str, Tensor]:
         """The sum as data."""
-        arrays = {name: torch.from_numpy(getattr(self, name)) for name in ("hi", "lo", "counts")}
+        arrays = {name: torch.from_numpy(getattr(self, name)) for name in ("hi", "lo", "counts", "echo")}
         return arrays | {"n_copies": torch.tensor(self.n_copies)}
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor], width: int) -> ExactSum:
         """The sum back from data."""
         hi, lo, counts = (tensors[name].numpy() for name in ("hi", "lo", "counts"))
-        n_copies = int(tensors.get("n_copies", torch.tensor(0)))  # sums kept by version 0.1 have none
-        return ExactSum(width, len(counts), hi, lo, counts, n_copies)
+        if "echo" not in tensors:  # kept by an earlier version
+            return ExactSum(width, len(counts), hi, lo, counts)
+        return ExactSum(width, len(counts), hi, lo, counts, int(tensors["n_copies"]), tensors["echo"].numpy())

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -22,7 +24,7 @@ from torch import Tensor
 from apfl.errors import InputError
 from apfl.exchange import message_bytes
 from apfl.federation import Round, Shard
-from apfl.leaveout import Refinement, leaving
+from apfl.leaveout import ECHO, Refinement, echo, leaving
 from apfl.maps import Activation
 from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser, stream_maps
 from apfl.normalise import Normalise
@@ -70,7 +72,8 @@ class APFL:
         primary_map, refinement_map = stream_maps(features, normalise, widths, activations, seed, self.intercept)
         together = [leaving(shard.features, shard.labels, shard.groups) for shard in clients]
         phis, summed = mapped_and_summed(clients, n_classes, normalise, primary_map)
-        summed = replace(summed, n_copies=sum(int(own.copies.sum()) for own in together))
+        n_copies = sum(int(own.copies.sum()) for own in together)
+        summed = replace(summed, n_copies=n_copies, echo=reduce(add, (echo(shard.features) for shard in clients)))
         primary = solve_primary(summed, self.gamma)
         choice = Choice(self.beta, self.balance, self.tau, self.scope, self.refinement, self.smoothing)
 
@@ -110,7 +113,7 @@ class APFL:
     def _cost(self, n_clients: int, width: int, n_classes: int, n_features: int, choice: Choice) -> dict[str, int]:
         """Exchanges and bytes: statistics up; primary, sketch and class totals down; tables up; the choice down."""
         prelude = moments_bytes(self.normalise, n_features)
-        up, down = message_bytes(width, n_classes) + prelude, 8 * width * n_classes + prelude
+        up, down = message_bytes(width, n_classes) + 2 * ECHO + prelude, 8 * width * n_classes + prelude
         if choice.open or choice.refinement == "cross-fitted":
             down += 8 * (width * self.sketch if self.sketch else width * (width + 1) // 2)
         if choice.open or choice.fixed("tau"):
