@@ -277,7 +277,7 @@ def test_single_rows_and_missing_classes():
 
 @pytest.mark.parametrize(
     ("n", "features", "width"),
-    [(1, 6, 256), (300, 64, 256), (1300, 64, 1024), (8000, 1280, 8192), (10**7, 1280, 8192), (300, 1280, 1024)],
+    [(1, 6, 256), (300, 64, 256), (1300, 64, 1024), (8000, 1280, 8192), (10**7, 1280, 8192), (300, 1280, 2048)],
 )
 def test_default_width_follows_the_rows_or_else_the_features(n, features, width):
     assert width_for(n, features) == width

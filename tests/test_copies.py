@@ -114,15 +114,24 @@ def plain_criterion(train: Rows, chosen: dict) -> np.ndarray:
     return np.array([float(n * (k.square() @ turned) / k.sum() ** 2) for k in keep])
 
 
+def score_and_gamma(train: Rows, test: Rows) -> tuple[float, float]:
+    clf = APFLClassifier(d_primary=1024).fit(train.x, train.y)
+    return clf.score(test.x, test.y), clf.chosen_["gamma"]
+
+
+def check_classifier(train: Rows, test: Rows, least: float) -> None:
+    (before, gamma), (after, moved) = (score_and_gamma(rows, test) for rows in (train, again(train, np.array([17]))))
+    assert before > least
+    assert abs(after - before) < 0.01
+    assert abs(math.log10(moved / gamma)) <= 0.5
+
+
 def test_one_row_given_twice_ruins_the_classifier():
-    x, y = datasets.load_digits(return_X_y=True)
-    score, gamma = {}, {}
-    for copies in (0, 1):
-        clf = APFLClassifier(d_primary=1024).fit(np.append(x[:900], x[:copies], 0), np.append(y[:900], y[:copies]))
-        score[copies], gamma[copies] = clf.score(x[900:], y[900:]), clf.chosen_["gamma"]
-    assert score[0] > 0.9
-    assert abs(score[1] - score[0]) < 0.01
-    assert abs(math.log10(gamma[1] / gamma[0])) <= 0.5
+    check_classifier(*spread(*datasets.load_digits(return_X_y=True), 900, 1), least=0.95)
+
+
+def test_one_row_given_twice_takes_the_classifier_from_83_to_43(slice_of_cifar100):
+    check_classifier(*slice_of_cifar100, least=0.8)
 
 
 def draw(name: str) -> tuple[Rows, Rows]:
@@ -178,14 +187,25 @@ def test_rows_that_all_come_twice_look_better_than_they_are(d):
     assert 0.98 * len(train) <= twice["left_out_rows"] <= len(train)  # each once, but for very high leverages
 
 
-def test_copies_at_two_clients_vouch_for_each_other():
-    train, test = spread(*datasets.load_digits(return_X_y=True), 450, 4)
-    right, chosen = fitted(again(train, np.arange(0, 450, 3), elsewhere=True), test, d_primary=1024)
+not_shown = pytest.mark.xfail(
+    strict=True,
+    reason="the smallest gamma does not interpolate, so the sums do not show the copies: 91 % stated, 78 true",
+)
+
+
+@pytest.mark.parametrize("n", [400, 600, pytest.param(700, marks=not_shown)])
+def test_copies_at_two_clients_vouch_for_each_other(monkeypatch, n):
+    train, test = draw(f"made {n}")
+    more = again(train, np.arange(0, n, 3), elsewhere=True)
+    assert len(more) < 1024
+    right, chosen = fitted(more, test, d_primary=1024)
+    error = math.sqrt(right.mean() * (1 - right.mean()) * (1 / n + 1 / len(test)))
+    stated = chosen["left_out_accuracy"]
+    assert stated is None or abs(stated - right.mean()) <= 3 * error
     assert chosen["copies"]["at_their_client"] == 0
-    assert chosen["copies"]["elsewhere"] == pytest.approx(150, abs=3)
-    share = chosen["left_out_accuracy"]
-    error = math.sqrt(right.mean() * (1 - right.mean()) * (1 / 450 + 1 / len(test)))
-    assert share is None or abs(share - right.mean()) <= 3 * error
+    assert chosen["copies"]["elsewhere"] == pytest.approx(len(more) - n, abs=3)
+    monkeypatch.setattr("apfl.personal.MOST_UNJUDGED", math.inf)
+    assert fitted(more, test, d_primary=1024)[1]["left_out_accuracy"] > right.mean() + 2 * error / 3  # it would mislead
 
 
 # --------------------------------------------------------------------------------------------- left-out scores
