@@ -26,7 +26,7 @@ from apfl.maps import FeatureMap
 from apfl.methods import load_method
 from apfl.methods._primary import shared_normaliser, stream_maps
 from apfl.methods.apfl import APFL
-from apfl.personal import solve_primary, width_for
+from apfl.personal import solve_primary
 from apfl.ridge import Statistics, one_hot
 from apfl.streams import fit_refinement
 from apfl.tables import Grid, choose, grid, hits, local_prior
@@ -107,11 +107,11 @@ def accuracy(change: Change, clients: Sequence[Shard], judged: Sequence[Shard], 
     """Mean client accuracy on the held-out rows."""
     method: APFL = load_method("apfl", **change.method)  # type: ignore[assignment]
     features = clients[0].features
-    d = width_for(sum(map(len, clients))) if method.d_primary == "auto" else method.d_primary
-    widths = (d, d if method.d_refinement == "auto" else method.d_refinement)
+    widths = method.widths(sum(map(len, clients)), features.shape[1])
     plain = shared_normaliser(method.normalise, clients)
     middle = torch.cat([plain(s.features) for s in clients]).mean(0) if change.centred else 0.0
-    maps = stream_maps(features, widths, (method.activation_primary, method.activation_refinement), seed, False)
+    activations = (method.activation_primary, method.activation_refinement)
+    maps = stream_maps(features, plain, widths, activations, seed, False)
 
     def seen(shard: Shard, stream: FeatureMap) -> Tensor:
         z = plain(shard.features)

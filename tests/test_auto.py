@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import apfl.gcv as gcv_room
@@ -30,11 +30,10 @@ from .conftest import draw_clients
 from .test_ridge import rows
 
 
-def gcv_from_rows(phi: torch.Tensor, y: torch.Tensor, gamma: float) -> float:
-    """By its definition: the hat matrix itself."""
+def fit_from_rows(phi: torch.Tensor, y: torch.Tensor, gamma: float) -> tuple[float, float]:
+    """rss and df by their definition: the hat matrix itself."""
     hat = phi @ torch.linalg.solve(phi.T @ phi + gamma * torch.eye(phi.shape[1], dtype=torch.float64), phi.T)
-    n = len(phi)
-    return float(n * (y - hat @ y).square().sum() / (n - hat.trace()) ** 2)
+    return float((y - hat @ y).square().sum()), float(hat.trace())
 
 
 @given(st.integers(3, 60), st.integers(1, 40), st.integers(0, 99))
@@ -42,12 +41,16 @@ def test_gcv_from_statistics_is_gcv_from_rows(n, d, seed):
     phi, y = rows(n, d, 3, seed)
     path = choose_gamma(total([statistics(phi[:1], y[:1]), statistics(phi[1:], y[1:])]))
     assert path.gammas == sorted(path.gammas)
+    rss, df = fit_from_rows(phi, y, 1e-6 * float(phi.square().sum()) / n)
+    assume(not 0.9 < rss / (1e-6 * float(y.square().sum())) < 1.1)
+    m = df if rss < 1e-6 * float(y.square().sum()) else n  # if the targets are interpolated, df counts the rows
+    assert path.distinct_rows == pytest.approx(m, rel=1e-6)
     for gamma, score in zip(path.gammas, path.scores, strict=True):
         # A point counts if it uses at most half of the rows' degrees of freedom: then nothing cancels.
-        df = float((values := torch.linalg.eigvalsh(phi.T @ phi).clamp_min(0)).div(values + gamma).sum())
-        if df <= 0.499 * n:
-            assert score == pytest.approx(gcv_from_rows(phi, y, gamma), rel=1e-6)
-        elif df > 0.501 * n:
+        rss, df = fit_from_rows(phi, y, gamma)
+        if df <= 0.499 * m:
+            assert score == pytest.approx(m * rss / (m - df) ** 2, rel=1e-6)
+        elif df > 0.501 * m:
             assert score == math.inf
 
 
@@ -274,7 +277,7 @@ def test_single_rows_and_missing_classes():
 
 @pytest.mark.parametrize(
     ("n", "features", "width"),
-    [(1, 6, 256), (300, 64, 256), (1300, 64, 1024), (8000, 1280, 8192), (10**7, 1280, 8192), (300, 1280, 1024)],
+    [(1, 6, 256), (300, 64, 256), (1300, 64, 1024), (8000, 1280, 8192), (10**7, 1280, 8192), (300, 1280, 2048)],
 )
 def test_default_width_follows_the_rows_or_else_the_features(n, features, width):
     assert width_for(n, features) == width
