@@ -8,7 +8,7 @@ on the pooled rows and for each client alone.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,9 +18,13 @@ from sklearn import datasets
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import RidgeClassifierCV
 
+from apfl import APFLClassifier
 from apfl.data import load_dataset
-from apfl.federation import Shard
+from apfl.deploy import Site, Terms
+from apfl.deploy.inprocess import simulate
+from apfl.federation import Model, Shard
 from apfl.methods import load_method
+from apfl.streams import DualStream
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FILES = {
@@ -194,10 +198,10 @@ TROUBLES: dict[str, Callable[[Rows, Rows, np.random.Generator], tuple[Rows, Rows
 # ------------------------------------------------------------------------------------------------------ cases
 
 
-def cases(count: int, seed: int = 0) -> list[Case]:
+def cases(count: int, seed: int = 0, data: Collection[str] | None = None) -> list[Case]:
     """``count`` cases that go round the data and the troubles; those of the shared features only if they are there."""
     rng = np.random.default_rng(seed)
-    here = [name for name in DATA if name not in FILES or (SHARED / FILES[name]).is_file()]
+    here = [name for name in DATA if name not in FILES or (SHARED / FILES[name]).is_file()] if data is None else data
     weights = {"made": 4}
     kinds = [name for name in here for _ in range(weights.get(name, 1))]
     troubles = list(TROUBLES)
@@ -287,15 +291,39 @@ class Verdict:
 
 def hits_of_apfl(train: Rows, test: Rows) -> tuple[np.ndarray, dict[str, object]]:
     """Which test rows the defaults get right, and what they chose."""
-    n_clients, n_classes = int(train.client.max()) + 1, int(max(train.y.max(), test.y.max())) + 1
+    n_clients, n_classes = _counts(train)
     (only,) = load_method("apfl").rounds(shards(train, n_clients), n_classes, 0)
+    return _hits(only.models, test), dict(only.chosen)
+
+
+def hits_of_estimator(train: Rows, test: Rows) -> tuple[np.ndarray, dict[str, object]]:
+    """The same through `APFLClassifier`."""
+    model = APFLClassifier().fit(train.x, train.y, clients=train.client)
+    return model.predict(test.x, clients=test.client) == test.y, dict(model.chosen_)
+
+
+def hits_of_federation(train: Rows, test: Rows, folder: Path) -> np.ndarray:
+    """The same through the messages of a federation between machines, and the model files that come of them."""
+    n_clients, n_classes = _counts(train)
+    names = tuple(f"class-{c:03d}" for c in range(n_classes))
+    sites = [Site(folder / "sites", f"site-{k}", own, names) for k, own in enumerate(shards(train, n_clients))]
+    made = simulate(sites, Terms("stress", names, min_per_class=1, quorum=n_clients), folder / "server")
+    return _hits([DualStream.load(path) for path in made.models], test)
+
+
+def _counts(train: Rows) -> tuple[int, int]:
+    """Clients and classes; `draw` leaves no test row of others."""
+    return int(train.client.max()) + 1, int(train.y.max()) + 1
+
+
+def _hits(models: Sequence[Model], test: Rows) -> np.ndarray:
     right = np.zeros(len(test), dtype=bool)
-    for k, model in enumerate(only.models):
+    for k, model in enumerate(models):
         own = test.client == k
         scores = model.scores(torch.from_numpy(test.x[own].astype(np.float32)))
         assert bool(torch.isfinite(scores).all()), "scores that are not finite"
         right[own] = scores.argmax(1).numpy() == test.y[own]
-    return right, dict(only.chosen)
+    return right
 
 
 def hits_of_ridge(train: Rows, test: Rows) -> np.ndarray:
@@ -307,8 +335,10 @@ def hits_of_ridge(train: Rows, test: Rows) -> np.ndarray:
     return np.asarray(model.predict(test.x) == test.y)
 
 
-def judge(train: Rows, test: Rows) -> Verdict:
-    right, chosen = hits_of_apfl(train, test)
+def judge(
+    train: Rows, test: Rows, hits_of: Callable[[Rows, Rows], tuple[np.ndarray, dict[str, object]]] = hits_of_apfl
+) -> Verdict:
+    right, chosen = hits_of(train, test)
     pooled = hits_of_ridge(train, test)
     alone = np.zeros(len(test), dtype=bool)
     for k in np.unique(test.client):
@@ -324,7 +354,7 @@ def judge(train: Rows, test: Rows) -> Verdict:
     return Verdict(
         float(right.mean()), left_out, float(pooled.mean()), float(alone.mean()),  # type: ignore[arg-type]
         max(0.0, float(difference.mean())), float(difference.std() / np.sqrt(min(len(test), n_train))), error,
-        str(chosen["normalise"]), len(test), n_train,
+        str(chosen.get("normalise", "")), len(test), n_train,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ __all__ = ["Expected", "count", "seal", "sha256", "text", "unseal"]
 
 VERSION = 1
 LARGEST_HEADER = 16 * 2**20  # a publication lists the hashes of its members
-SIZES = {"F64": 8, "F32": 4, "I64": 8}
+SIZES = {"F64": 8, "F32": 4, "I64": 8, "I16": 2}
 
 # Tensor name -> allowed dtypes, shape; made from the message's header.
 Expected = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
