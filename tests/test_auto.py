@@ -18,13 +18,13 @@ from apfl.exchange import message_bytes
 from apfl.experiment import Protocol, federate, run
 from apfl.federation import Shard
 from apfl.gcv import choose_gamma
-from apfl.leaveout import LeftOut, hat_basis, leverage_sketch, whiten
+from apfl.leaveout import ECHO, LeftOut, hat_basis, leverage_sketch, whiten
 from apfl.methods import load_method
 from apfl.oracle import best_on_test, on_test
-from apfl.personal import width_for
+from apfl.personal import MOST_NOISE, width_for
 from apfl.ridge import factorise, one_hot, solve, statistics, total
 from apfl.streams import fit_refinement
-from apfl.tables import Grid, choose, grid, hits, local_prior, towards_the_sum
+from apfl.tables import FEW_HITS, Grid, _with_neighbours, choose, grid, hits, local_prior, towards_the_sum
 
 from .conftest import draw_clients
 from .test_ridge import rows
@@ -181,8 +181,47 @@ def test_ties_go_to_the_most_cautious_setting():
     tried = Grid([1.0, 2.0], [0.0, 0.5], [0.0, 0.1])
     assert choose(torch.ones(2, 2, 2), tried) == (2.0, 0.0, 0.0)
     table = torch.zeros(2, 2, 2)
-    table[0, 1, 1] = 5
+    table[0, 1, 1] = FEW_HITS
     assert choose(table, tried) == (1.0, 0.5, 0.1)
+
+
+def test_a_spike_beats_a_plateau():
+    tried = Grid([1.0, 2.0, 4.0], [step / 10 for step in range(9)], [0.0])
+    table = torch.full((3, 9, 1), 80)
+    table[:, 5:8] = 90  # the plateau: 90 with its neighbours at balance 0.6
+    table[0, 1, 0] = 93  # the spike, between 80s
+    assert choose(table, tried) == (4.0, 0.6, 0.0)
+    # Of many rows a lead is no chance.
+    assert choose(100 * table, tried) == (1.0, 0.1, 0.0)
+
+
+def test_a_setting_at_the_edge_counts_fewer_neighbours_as_misses():
+    means = _with_neighbours(torch.full((3, 4, 5), 7))
+    assert torch.equal(means, torch.full_like(means, 7e6))
+    table = torch.zeros(1, 5, 1)
+    table[0, :, 0] = torch.tensor([9.0, 9, 0, 3, 6])
+    expected = torch.tensor([9, 6, 4, 3, 4.5]).double() * 1e6
+    assert torch.equal(_with_neighbours(table)[0, :, 0], expected)
+    assert choose(table, Grid([3.0], [0.0, 0.1, 0.2, 0.3, 0.4], [0.5])) == (3.0, 0.0, 0.5)
+
+
+def test_a_grid_of_one_setting_has_no_choice():
+    assert choose(torch.tensor([[[0]]]), Grid([3.0], [0.2], [0.1])) == (3.0, 0.2, 0.1)
+    assert _with_neighbours(torch.tensor([[[5]]])).tolist() == [[[5e6]]]
+
+
+def test_the_only_row_of_a_client_decides_its_prior():
+    total_counts = torch.tensor([100.0, 100.0, 100.0]).double()
+    one, many = torch.tensor([1.0, 0, 0]).double(), torch.tensor([1000.0, 0, 0]).double()
+    lead = [float((prior := local_prior(counts, total_counts, 0.03))[0] - prior[1]) for counts in (one, many)]
+    assert lead[0] == pytest.approx(math.log(2))  # (1 + 1) / (0 + 1)
+    assert lead[1] == pytest.approx(math.log(1000.03 / 0.03))  # by the smoothing itself
+    # Without rows, as when the only one is left out, nothing is said about any class.
+    none = local_prior(torch.zeros(2, 3).double(), total_counts.expand(2, 3), 0.03)
+    assert torch.equal(none, none[0, 0].expand(2, 3))
+    # Each client by its own number.
+    both = local_prior(torch.stack([one, many]), total_counts, 0.03)
+    torch.testing.assert_close(both[0], local_prior(one, total_counts, 0.03))
 
 
 def test_shrinking_lies_between_the_client_and_the_federation():
@@ -238,7 +277,10 @@ def test_what_was_chosen_is_recorded():
     assert chosen["beta"] in chosen["table"]["beta"]
     assert chosen["left_out_accuracy"] >= chosen["left_out_accuracy_primary_alone"]
     table = torch.tensor(chosen["table"]["hits"])
-    assert chosen["left_out_accuracy"] == pytest.approx(float(table.max()) / chosen["left_out_rows"])
+    own = table[tuple(chosen["table"][name].index(chosen[name]) for name in ("beta", "balance", "tau"))]
+    assert chosen["left_out_accuracy"] == pytest.approx(float(own) / chosen["left_out_rows"])
+    assert 0.97 * float(table.max()) < float(own) <= float(table.max())  # it was chosen with its neighbours
+    assert abs(chosen["left_out_noise"]) <= MOST_NOISE
     (fixed,) = load_method("apfl", d_primary=64, gamma=1, beta=2, balance=0.3, tau=0, normalise="row").rounds(
         skewed(), 4, 0
     )
@@ -254,7 +296,8 @@ def test_fixed_in_sample_settings_are_the_paper_preset():
     (paper,) = load_method("apfl_paper", **shared, **apart).rounds(clients, 3, 0)
     for a, p, shard in zip(auto.models, paper.models, clients, strict=True):
         torch.testing.assert_close(a.scores(shard.features), p.scores(shard.features), rtol=1e-12, atol=1e-12)
-    assert (auto.index, auto.bytes_up, auto.bytes_down) == (paper.index, paper.bytes_up, paper.bytes_down)
+    assert (auto.index, auto.bytes_down) == (paper.index, paper.bytes_down)
+    assert auto.bytes_up == paper.bytes_up + 3 * 2 * ECHO
 
 
 def test_cost_stays_within_its_bounds():
@@ -263,7 +306,7 @@ def test_cost_stays_within_its_bounds():
     more_up = last.bytes_up // 2 - message_bytes(300, 3)
     more_down = last.bytes_down // 2 - 8 * 300 * 3
     moments = 8 * (2 * 6 + 1)
-    assert more_up == 8 * (7 * 14 * 9) + moments
+    assert more_up == 8 * (7 * 14 * 9) + 2 * ECHO + moments
     assert more_down == 8 * (300 * 128 + 3 + 3) + moments
     assert last.index == 3  # moments, statistics, tables
 

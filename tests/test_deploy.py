@@ -26,6 +26,7 @@ from apfl.deploy.sums import HI, LO, ExactSum
 from apfl.errors import InputError
 from apfl.exchange import factor_bytes, message_bytes
 from apfl.federation import Shard
+from apfl.leaveout import ECHO
 from apfl.methods.apfl import APFL
 from apfl.ridge import Statistics, one_hot, statistics
 from apfl.streams import DualStream
@@ -99,7 +100,7 @@ def test_byte_counts_are_what_was_sent(tmp_path, wire):
         n, dtype = len(site.train), agreement[1].dtype
         payload = factor_bytes(n, 40, 3, dtype) if n < 40 else message_bytes(40, 3, dtype)
         assert row["form"] == ("factor" if n < 40 else "triangle")
-        assert len(data) == header + payload
+        assert len(data) == header + payload + 2 * ECHO
         assert header < 1000  # what is not statistics
         told = site.what_leaves(agreement[1].to_json().encode())
         assert told.n_bytes == payload - 8 * 3 - 16  # counts, n and energy are named by themselves

@@ -111,6 +111,7 @@ def dip(share: float) -> Callable[[Message], None]:
 
 def shrink_counts(m: Message) -> None:
     m.count(D, [D - 4.0, 2.0, 2.0])  # fewer rows than are behind the matrix
+    m.tensors["echo"] = torch.where(m.tensors["echo"].cumsum(0) <= D, m.tensors["echo"], 0)  # and behind the echo
 
 
 def asymmetric(m: Message) -> None:
@@ -173,6 +174,8 @@ TRIANGLES: dict[str, tuple[Callable[[Message], None], str]] = {
     "n of the message": (tensor("n_samples", lambda t: t + 1), "n contradicts itself"),
     "n against counts": (lambda m: m.count(80, [20.0, 20.0, 20.0]), "n contradicts the class counts"),
     "n and counts too small": (shrink_counts, "n contradicts the matrix"),
+    "an echo of more rows": (tensor("echo", lambda t: 2 * t), "an echo that"),
+    "an echo of nothing": (tensor("echo", lambda t: 0 * t), "an echo that"),
     "n below the width": (lambda m: m.count(30, [10.0, 10.0, 10.0]), "send the factor"),
     "energy": (entry("target_energy", 12.0), "target energy"),
     "fractional counts": (fractional, "whole numbers"),
@@ -410,6 +413,8 @@ def consistent(contribution: Contribution, terms: Terms) -> bool:
     )
     if not bool(torch.isfinite(joint).all()) or float(counts.sum()) != stats.n_samples:
         return False
+    if stats.echo is not None and (bool((stats.echo < 0).any()) or stats.echo.long().sum() > stats.n_samples):
+        return False
     # Both blocks on the scale of their own diagonal; ten times what the check allows for rounding.
     values = torch.linalg.eigvalsh(joint)
     return float(values[0]) >= -100 * ROUNDING[terms.wire] * float(joint.diagonal().sum())
@@ -496,7 +501,8 @@ def test_changed_numbers_are_refused_or_harmless(seed, which, magnitude):
     name = rng.choice(sorted(set(message.tensors) - {"n_samples"}))
     values = message.tensors[name].clone()
     at = rng.integers(values.numel())
-    values.view(-1)[at] += float(rng.normal()) * 10**magnitude
+    change = float(rng.normal()) * 10**magnitude
+    values.view(-1)[at] += change if values.is_floating_point() else round(change)
     message.tensors[name] = values
     with suppress(InputError):
         contribution = decode(message.sealed(), terms)

@@ -149,8 +149,8 @@ def echo(features: Tensor) -> Tensor:
     >>> n_repeated(echo(rows)), 280 < n_repeated(echo(rows) + echo(rows)) < 320
     (0.0, True)
     """
-    hashes = {hashlib.blake2b(row, digest_size=8).digest() for row in _as_bytes(features)}
-    places = np.array([int.from_bytes(each) % ECHO for each in hashes])
+    hashes = {hashlib.blake2b(row, digest_size=8).digest() for row in _as_bytes(features.double())}
+    places = np.array([int.from_bytes(each) % ECHO for each in hashes], dtype=np.int64)
     return torch.from_numpy(np.bincount(places, minlength=ECHO))
 
 
