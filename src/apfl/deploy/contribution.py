@@ -57,7 +57,8 @@ class Contribution:
     @cached_property
     def statistics(self) -> Statistics:
         """What is added to the sum, in float64."""
-        return replace(from_message(self.tensors), n_copies=self.n_copies, echo=self.tensors.get("echo"))
+        sent = self.tensors.get("echo")
+        return replace(from_message(self.tensors), n_copies=self.n_copies, echo=None if sent is None else sent.long())
 
 
 def encode(
