@@ -15,10 +15,10 @@ check: $(STAMP)
 	scripts/check
 
 browser: $(STAMP)
-	$(BIN)/python -m pytest -m browser tests/test_browser.py
+	$(BIN)/python -m pytest -m browser tests/report/test_browser.py
 
 trackers: .venv/.trackers
-	$(BIN)/python -m pytest tests/test_trackers.py
+	$(BIN)/python -m pytest tests/report/test_trackers.py
 
 deployment: .venv/.flower
 	$(BIN)/python -m pytest -m "deployment and not slow" --durations=0 $(or $(TESTS),tests)

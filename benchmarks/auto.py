@@ -19,10 +19,10 @@ import numpy as np
 import settings
 import torch
 
-from apfl.experiment import Protocol, federate, keep_record, run
-from apfl.federation import Dataset
+from apfl.data.federation import Dataset
+from apfl.experiments.oracle import BALANCES, BETAS, GAMMAS, TAUS, on_test
+from apfl.experiments.run import Protocol, federate, keep_record, run
 from apfl.methods import load_method
-from apfl.oracle import BALANCES, BETAS, GAMMAS, TAUS, on_test
 
 
 def measure(

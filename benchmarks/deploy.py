@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
-from apfl.deploy import Coordinator, Site, Terms
-from apfl.federation import Shard
+from apfl.data.federation import Shard
+from apfl.federate import Coordinator, Site, Terms
 from apfl.methods.apfl import APFL
 
 FEW = 450

@@ -20,10 +20,10 @@ import torch
 from PIL import Image
 from timing import interleaved
 
-from apfl.backbones import Backbone, load_backbone
 from apfl.data import Samples, open_source
-from apfl.features import extract
-from apfl.pipeline import extraction_device
+from apfl.data.backbones import Backbone, load_backbone
+from apfl.data.extract.features import extract
+from apfl.data.extract.pipeline import extraction_device
 
 KINDS = {"32 x 32 PNG (CIFAR-100)": ((32, 32), "png"), "400 x 300 JPEG (ImageNet-R)": ((400, 300), "jpg")}
 

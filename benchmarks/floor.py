@@ -18,9 +18,9 @@ from pathlib import Path
 import settings
 import torch
 
-from apfl.experiment import Protocol, federate, run
-from apfl.federation import Dataset
-from apfl.measure import Record
+from apfl.data.federation import Dataset
+from apfl.experiments.metrics import Record
+from apfl.experiments.run import Protocol, federate, run
 from apfl.methods import load_method
 
 DRAWN = Protocol(n_clients=100, alpha=0.1)

@@ -23,13 +23,13 @@ from scipy.linalg.blas import dsyrk
 from timing import interleaved
 
 from apfl.data import load_dataset
-from apfl.exchange import fold, upload
-from apfl.experiment import Protocol, federate
-from apfl.federation import Shard
-from apfl.maps import random_map
+from apfl.data.federation import Shard
+from apfl.experiments.run import Protocol, federate
+from apfl.machine import over_clients
+from apfl.maths.maps import random_map
+from apfl.maths.ridge import one_hot, solve, statistics, total
+from apfl.maths.wire import fold, upload
 from apfl.methods import load_method
-from apfl.ridge import one_hot, solve, statistics, total
-from apfl.workers import over_clients
 
 
 def line(what: str, ours: float, peer: float, peer_name: str, target: str) -> None:
@@ -79,7 +79,7 @@ def client(repeats: int) -> None:
 def peak_megabytes(n_batches: int) -> float:
     """Peak resident memory of a fresh process that streams batches of 2000 x 1024."""
     code = (
-        "import torch; from apfl.ridge import accumulate, one_hot\n"
+        "import torch; from apfl.maths.ridge import accumulate, one_hot\n"
         "y = one_hot(torch.zeros(2000, dtype=torch.long), 100)\n"
         f"accumulate((torch.randn(2000, 1024, dtype=torch.float64), y) for _ in range({n_batches}))\n"
         "print(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1])"

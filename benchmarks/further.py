@@ -19,18 +19,17 @@ import settings
 import torch
 from torch import Tensor
 
-from apfl.experiment import federate
-from apfl.federation import Shard
-from apfl.leaveout import LeftOut, hat_basis, leverage_sketch
-from apfl.maps import FeatureMap
+from apfl.data.federation import Shard
+from apfl.experiments.run import federate
+from apfl.experiments.tuning import hold_out
+from apfl.maths.hits import Grid, choose, grid, hits, local_prior
+from apfl.maths.leaveout import LeftOut, fit_refinement, hat_basis, leverage_sketch
+from apfl.maths.maps import FeatureMap
+from apfl.maths.personalise import solve_primary
+from apfl.maths.ridge import Statistics, one_hot
 from apfl.methods import load_method
-from apfl.methods._primary import shared_normaliser, stream_maps
+from apfl.methods._analytic import shared_normaliser, stream_maps
 from apfl.methods.apfl import APFL
-from apfl.personal import solve_primary
-from apfl.ridge import Statistics, one_hot
-from apfl.streams import fit_refinement
-from apfl.tables import Grid, choose, grid, hits, local_prior
-from apfl.tuning import hold_out
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # scores (balances, n, c), labels -> (balances,), the more the better
 
@@ -91,7 +90,7 @@ CHANGES = {
 def table_of(
     left: LeftOut, labels: Tensor, counts: Tensor, totals: Tensor, smoothing: float, tried: Grid, criterion: Criterion
 ) -> Tensor:
-    """As `apfl.tables.hits`, with another criterion."""
+    """As `apfl.maths.hits.hits`, with another criterion."""
     own = one_hot(labels, len(counts))
     prior = local_prior(counts - own, totals - own, smoothing)
     balances = torch.tensor(tried.balances, dtype=torch.float32, device=labels.device)[:, None, None]

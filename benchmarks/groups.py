@@ -20,11 +20,10 @@ from sklearn.preprocessing import StandardScaler
 from timing import interleaved
 from torch import Tensor
 
-from apfl.leaveout import HatBasis, LeftOut, Refinement, hat_basis, whiten
-from apfl.maps import random_map
-from apfl.ridge import factorise, one_hot, solve, statistics
-from apfl.streams import fit_refinement
-from apfl.tables import grid
+from apfl.maths.hits import grid
+from apfl.maths.leaveout import HatBasis, LeftOut, Refinement, fit_refinement, hat_basis, whiten
+from apfl.maths.maps import random_map
+from apfl.maths.ridge import factorise, one_hot, solve, statistics
 
 GAMMA, WIDTH, REFITTED = 1.0, 256, 2  # ridge, width of both streams, groups that are refitted
 KINDS: tuple[Refinement, ...] = ("in-sample", "cross-fitted")

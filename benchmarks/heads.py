@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import torch
 
-from apfl.federation import Shard
+from apfl.data.federation import Shard
 from apfl.methods import load_method
 from apfl.methods._stack import Stack
 

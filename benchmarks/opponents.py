@@ -22,12 +22,12 @@ from pathlib import Path
 import settings
 import torch
 
-from apfl.experiment import Protocol, federate, read_records, run
-from apfl.federation import Dataset, Federation
-from apfl.measure import Record
+from apfl.data.federation import Dataset, Federation
+from apfl.experiments.metrics import Record
+from apfl.experiments.run import Protocol, federate, read_records, run
+from apfl.experiments.tuning import HELD_OUT, ROUNDS, tune
 from apfl.methods import load_method, method_names
 from apfl.methods._training import Training
-from apfl.tuning import HELD_OUT, ROUNDS, tune
 
 WIDE = {"oll": 8192, "ridge_to_global": 8192}  # these references also at apfl's width
 SLOW_FIRST = ("fedpcl", "fedselect", "ditto", "fedala")

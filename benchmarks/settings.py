@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from apfl.data import load_dataset
-from apfl.experiment import Protocol
-from apfl.federation import Dataset
+from apfl.data.federation import Dataset
+from apfl.experiments.run import Protocol
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 FILES = {

@@ -16,9 +16,9 @@ import torch
 
 from apfl.data import load_dataset
 from apfl.errors import InputError
-from apfl.experiment import Protocol, federate, keep_record, read_records
-from apfl.experiment import run as run_method
-from apfl.measure import Record
+from apfl.experiments.metrics import Record
+from apfl.experiments.run import Protocol, federate, keep_record, read_records
+from apfl.experiments.run import run as run_method
 from apfl.methods import load_method
 
 

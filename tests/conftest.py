@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
-from apfl.federation import Shard
+from apfl.data.federation import Shard
 
 # Drawn sizes make single examples slow now and then on a loaded machine; that says nothing about the code.
 settings.register_profile("default", deadline=None, max_examples=25, derandomize=True)

@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from apfl import APFLClassifier, DualStream, InputError
-from apfl.federation import Shard
+from apfl.data.federation import Shard
 from apfl.methods import load_method
 
 SMALL = {"d_primary": 96, "d_refinement": 64}

@@ -14,26 +14,28 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from apfl.data.federation import Dataset, Federation, Method, Model, Round, Shard, load_model
     from apfl.errors import InputError
     from apfl.estimator import APFLClassifier
-    from apfl.federation import Dataset, Federation, Method, Model, Round, Shard, load_model
-    from apfl.maps import FeatureMap, random_map
-    from apfl.measure import Record, client_accuracies, metrics
+    from apfl.experiments.metrics import Record, client_accuracies, metrics
+    from apfl.maths.leaveout import fit_refinement
+    from apfl.maths.maps import FeatureMap, random_map
+    from apfl.maths.ridge import Statistics, solve, statistics
     from apfl.methods import load_method, method_names
-    from apfl.ridge import Statistics, solve, statistics
-    from apfl.streams import DualStream, fit_refinement
+    from apfl.models.dual_stream import DualStream
 
 # Where each name lives. They are imported when first used: torch and scikit-learn take seconds to start, and a
 # federation between machines starts many processes, most of which only pass bytes on.
 HOMES = {
+    "data.federation": "Dataset Federation Method Model Round Shard load_model",
     "errors": "InputError",
     "estimator": "APFLClassifier",
-    "federation": "Dataset Federation Method Model Round Shard load_model",
-    "maps": "FeatureMap random_map",
-    "measure": "Record client_accuracies metrics",
+    "experiments.metrics": "Record client_accuracies metrics",
+    "maths.leaveout": "fit_refinement",
+    "maths.maps": "FeatureMap random_map",
+    "maths.ridge": "Statistics solve statistics",
     "methods": "load_method method_names",
-    "ridge": "Statistics solve statistics",
-    "streams": "DualStream fit_refinement",
+    "models.dual_stream": "DualStream",
 }
 
 __version__ = version("apfl")

@@ -1,9 +1,11 @@
-"""The one exception a user is meant to read."""
+"""The one exception a user is meant to read, and the libraries that only some uses need."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class InputError(ValueError):
@@ -36,3 +38,16 @@ def not_finite(what: str) -> InputError:
     return InputError(
         f"{what} contain NaN or infinity, or overflow; remove or repair such rows, or scale the features down"
     )
+
+
+def optional(module: str, extra: str) -> Any:
+    """The module, or an error that says what to install.
+
+    >>> optional("json", "hub").dumps([1])
+    '[1]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise InputError(f"{package} cannot be imported ({error}); install it: pip install 'apfl[{extra}]'") from error

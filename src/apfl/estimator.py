@@ -19,8 +19,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from apfl.errors import InputError
-from apfl.estimator_rows import (
+from apfl.data.client_rows import (
     ALONE,
     ClientRows,
     client_names,
@@ -32,17 +31,18 @@ from apfl.estimator_rows import (
     take_out,
     tensor,
 )
-from apfl.leaveout import leaving, with_copies
+from apfl.data.missing import missing, refuse_missing
+from apfl.errors import InputError
+from apfl.maths.hits import left_out_prior
+from apfl.maths.leaveout import leaving, with_copies
+from apfl.maths.normalise import check_features, moments, normaliser
+from apfl.maths.personalise import Choice, Personal, Primary, Rows, left_out_rows, personalise, solve_primary
+from apfl.maths.ridge import Statistics, one_hot, statistics, total
 from apfl.methods import load_method
-from apfl.methods._primary import stream_maps
+from apfl.methods._analytic import stream_maps
 from apfl.methods.apfl import APFL
-from apfl.missing import missing, refuse_missing
-from apfl.normalise import check_features, moments, normaliser
-from apfl.personal import Choice, Personal, Primary, Rows, left_out_rows, personalise, solve_primary
-from apfl.ridge import Statistics, one_hot, statistics, total
-from apfl.streams import DualStream
-from apfl.tables import left_out_prior
-from apfl.undecided import in_words
+from apfl.models.dual_stream import DualStream
+from apfl.models.undecided import in_words
 
 __all__ = ["APFLClassifier"]
 

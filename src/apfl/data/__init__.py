@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from apfl.data import arrays, digits, features, folder, hub, pfllib, vectors
+from apfl.data.federation import Dataset
 from apfl.data.samples import Samples
+from apfl.data.sources import arrays, digits, features, folder, hub, pfllib, vectors
 from apfl.errors import InputError
-from apfl.federation import Dataset
 
 __all__ = ["Samples", "load_dataset", "open_source"]
 

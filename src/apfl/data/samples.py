@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from apfl.data.features import RESERVED
-from apfl.errors import InputError
-from apfl.extras import optional
-from apfl.federation import Dataset
+from apfl.data.federation import Dataset
+from apfl.data.sources.features import RESERVED
+from apfl.errors import InputError, optional
 
 if TYPE_CHECKING:
     from PIL.Image import Image

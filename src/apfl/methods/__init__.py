@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from apfl.data.federation import Method
 from apfl.errors import InputError, unknown
-from apfl.federation import Method
 
 __all__ = ["load_method", "method_class", "method_names"]
 

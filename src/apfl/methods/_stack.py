@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.federation import Shard
-from apfl.methods._heads import Batch, Params, Rule, descend, step
-from apfl.methods._primary import moments_bytes, shared_normaliser
-from apfl.normalise import Normaliser, check_features
-from apfl.workers import over_clients
+from apfl.machine import over_clients
+from apfl.maths.normalise import Normaliser, check_features
+from apfl.methods._analytic import moments_bytes, shared_normaliser
+from apfl.methods._step import Batch, Params, Rule, descend, step
 
 BATCHES, SAMPLING, INITIAL, WINDOWS = 1, 2, 3, 4  # what a stream of random numbers is for
 BLOCK = 16  # heads trained together on a CPU: they stay in its cache for a whole round, one block for each core

@@ -16,12 +16,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from apfl.data.federation import Round, Shard
 from apfl.errors import InputError
-from apfl.federation import Round, Shard
-from apfl.heads import LinearHead
-from apfl.methods._heads import Params
+from apfl.maths.normalise import Normalise
 from apfl.methods._stack import Stack
-from apfl.normalise import Normalise
+from apfl.methods._step import Params
+from apfl.models.linear_head import LinearHead
 
 State = dict[str, Params]
 RATES = (0.01, 0.03, 0.1, 0.3)

@@ -17,14 +17,14 @@ from typing import Any, ClassVar
 
 import torch
 
+from apfl.data.federation import Round, Shard
 from apfl.errors import InputError
-from apfl.exchange import message_bytes, nbytes
-from apfl.federation import Round, Shard
-from apfl.maps import raw_map
-from apfl.methods._primary import mapped_and_summed, one_exchange, shared_normaliser
-from apfl.normalise import Normalise
-from apfl.ridge import Statistics, factorise
-from apfl.streams import DualStream
+from apfl.maths.maps import raw_map
+from apfl.maths.normalise import Normalise
+from apfl.maths.ridge import Statistics, factorise
+from apfl.maths.wire import message_bytes, nbytes
+from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser
+from apfl.models.dual_stream import DualStream
 
 
 @dataclass(frozen=True)

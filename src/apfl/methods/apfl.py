@@ -21,16 +21,16 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from apfl.data.federation import Round, Shard
 from apfl.errors import InputError
-from apfl.exchange import message_bytes
-from apfl.federation import Round, Shard
-from apfl.leaveout import ECHO, Refinement, echo, leaving
-from apfl.maps import Activation
-from apfl.methods._primary import mapped_and_summed, moments_bytes, shared_normaliser, stream_maps
-from apfl.normalise import Normalise
-from apfl.personal import Auto, Choice, Personal, Rows, personalise, solve_primary, width_for
-from apfl.streams import DualStream
-from apfl.tables import Scope, grid
+from apfl.maths.hits import Scope, grid
+from apfl.maths.leaveout import ECHO, Refinement, echo, leaving
+from apfl.maths.maps import Activation
+from apfl.maths.normalise import Normalise
+from apfl.maths.personalise import Auto, Choice, Personal, Rows, personalise, solve_primary, width_for
+from apfl.maths.wire import message_bytes
+from apfl.methods._analytic import mapped_and_summed, moments_bytes, shared_normaliser, stream_maps
+from apfl.models.dual_stream import DualStream
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]

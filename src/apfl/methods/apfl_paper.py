@@ -18,15 +18,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from apfl.exchange import message_bytes, nbytes
-from apfl.federation import Round, Shard
-from apfl.maps import Activation
-from apfl.methods._alike import alike
-from apfl.methods._primary import mapped_and_summed, one_exchange, shared_normaliser, stream_maps
-from apfl.normalise import Normalise
-from apfl.ridge import one_hot, solve
-from apfl.streams import DualStream, fit_refinement
-from apfl.workers import over_clients
+from apfl.data.federation import Round, Shard
+from apfl.machine import over_clients
+from apfl.maths.leaveout import fit_refinement
+from apfl.maths.maps import Activation
+from apfl.maths.normalise import Normalise
+from apfl.maths.ridge import one_hot, solve
+from apfl.maths.wire import message_bytes, nbytes
+from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, stream_maps
+from apfl.methods._grid import alike
+from apfl.models.dual_stream import DualStream
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from apfl.federation import Round, Shard
-from apfl.maps import Activation, random_map
-from apfl.methods._primary import mapped_and_summed, shared_normaliser
-from apfl.normalise import Normalise
-from apfl.ridge import solve
-from apfl.streams import DualStream
+from apfl.data.federation import Round, Shard
+from apfl.maths.maps import Activation, random_map
+from apfl.maths.normalise import Normalise
+from apfl.maths.ridge import solve
+from apfl.methods._analytic import mapped_and_summed, shared_normaliser
+from apfl.models.dual_stream import DualStream
 
 
 @dataclass(frozen=True)

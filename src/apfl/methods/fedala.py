@@ -19,8 +19,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from apfl.methods._heads import Batch, Heads, Params, step
 from apfl.methods._stack import WINDOWS, Stack, generator
+from apfl.methods._step import Batch, Heads, Params, step
 from apfl.methods._training import RATES, State, Training
 
 RECORDED, SPREAD, MOST = 10, 0.1, 200

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from apfl.methods._heads import Heads, Params, represent, step
 from apfl.methods._stack import Stack
+from apfl.methods._step import Heads, Params, represent, step
 from apfl.methods._training import RATES, State, Training
 
 ALIGN_RATE, ALIGN_BATCH = 0.01, 16

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from apfl.methods._alike import alike
+from apfl.methods._grid import alike
 from apfl.methods._stack import Stack
 from apfl.methods._training import RATES, State
 from apfl.methods.fedavg import FedAvg

@@ -18,8 +18,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from apfl.methods._heads import Batch, Heads, Rule, descend
 from apfl.methods._stack import Stack
+from apfl.methods._step import Batch, Heads, Rule, descend
 from apfl.methods._training import RATES, State, Training
 
 

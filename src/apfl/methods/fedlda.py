@@ -17,13 +17,13 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import Field
 
+from apfl.data.federation import Round, Shard
 from apfl.errors import InputError
-from apfl.exchange import message_bytes, nbytes
-from apfl.federation import Round, Shard
-from apfl.heads import LinearHead
-from apfl.maps import raw_map
-from apfl.methods._primary import mapped_and_summed, one_exchange, shared_normaliser
-from apfl.normalise import Normalise
+from apfl.maths.maps import raw_map
+from apfl.maths.normalise import Normalise
+from apfl.maths.wire import message_bytes, nbytes
+from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser
+from apfl.models.linear_head import LinearHead
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from apfl.exchange import nbytes
-from apfl.federation import Round, Shard
-from apfl.heads import LinearHead
-from apfl.methods._primary import one_exchange, shared_normaliser
-from apfl.normalise import Normalise
-from apfl.ridge import one_hot
+from apfl.data.federation import Round, Shard
+from apfl.maths.normalise import Normalise
+from apfl.maths.ridge import one_hot
+from apfl.maths.wire import nbytes
+from apfl.methods._analytic import one_exchange, shared_normaliser
+from apfl.models.linear_head import LinearHead
 
 
 @dataclass(frozen=True)

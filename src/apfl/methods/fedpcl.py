@@ -21,8 +21,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from apfl.methods._heads import Heads, Params, Rule, represent
 from apfl.methods._stack import Stack
+from apfl.methods._step import Heads, Params, Rule, represent
 from apfl.methods._training import State, Training
 from apfl.methods.fedas import class_means
 

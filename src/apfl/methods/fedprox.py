@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from apfl.methods._heads import proximal
 from apfl.methods._stack import Stack
+from apfl.methods._step import proximal
 from apfl.methods._training import RATES, State
 from apfl.methods.fedavg import FedAvg
 

@@ -17,8 +17,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from apfl.methods._heads import Params, masked
 from apfl.methods._stack import Stack
+from apfl.methods._step import Params, masked
 from apfl.methods._training import RATES, State, Training
 
 

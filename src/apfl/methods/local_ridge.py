@@ -8,13 +8,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from apfl.federation import Round, Shard
-from apfl.maps import Activation, random_map
-from apfl.methods._primary import shared_normaliser
-from apfl.normalise import Normalise, moments, normaliser
-from apfl.ridge import one_hot
-from apfl.streams import DualStream, fit_refinement
-from apfl.workers import over_clients
+from apfl.data.federation import Round, Shard
+from apfl.machine import over_clients
+from apfl.maths.leaveout import fit_refinement
+from apfl.maths.maps import Activation, random_map
+from apfl.maths.normalise import Normalise, moments, normaliser
+from apfl.maths.ridge import one_hot
+from apfl.methods._analytic import shared_normaliser
+from apfl.models.dual_stream import DualStream
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import Field
 
-from apfl.exchange import message_bytes, nbytes
-from apfl.federation import Round, Shard
-from apfl.heads import LinearHead
-from apfl.maps import Activation, random_map
-from apfl.methods._primary import mapped_and_summed, one_exchange, shared_normaliser
-from apfl.normalise import Normalise
-from apfl.ridge import solve
+from apfl.data.federation import Round, Shard
+from apfl.maths.maps import Activation, random_map
+from apfl.maths.normalise import Normalise
+from apfl.maths.ridge import solve
+from apfl.maths.wire import message_bytes, nbytes
+from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser
+from apfl.models.linear_head import LinearHead
 
 
 @dataclass(frozen=True)

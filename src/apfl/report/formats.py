@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from apfl.report.csv_lines import as_csv
-from apfl.report.gather import Column, Row
 from apfl.report.published import SOURCE
 from apfl.report.results import Cell, Results
-from apfl.report.words import difference_notes, notes, summary
+from apfl.report.sheet import Column, Row
+from apfl.report.summary import difference_notes, notes, summary
 
 __all__ = ["FORMATS", "as_csv", "latex", "markdown", "text", "written"]
 

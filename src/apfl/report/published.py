@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from apfl.measure import Record
-from apfl.report.gather import Column, Row
+from apfl.experiments.metrics import Record
+from apfl.report.sheet import Column, Row
 
 __all__ = ["SOURCE", "published"]
 

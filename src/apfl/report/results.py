@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apfl.errors import InputError, unknown
-from apfl.measure import Record
+from apfl.experiments.metrics import Record
 from apfl.report.compare import Difference, Pairs, holm, paired_difference
-from apfl.report.gather import Column, Row, Sheet
 from apfl.report.published import published
+from apfl.report.sheet import Column, Row, Sheet
 from apfl.report.terminal import human_bytes
 
 __all__ = ["METRICS", "Cell", "Metric", "Results", "results"]

@@ -9,7 +9,7 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from apfl.measure import Record
+from apfl.experiments.metrics import Record
 
 __all__ = ["human_bytes", "results_table"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from apfl.errors import unknown
-from apfl.measure import Record
+from apfl.experiments.metrics import Record
 
 __all__ = ["TRACKERS", "Run", "send"]
 

@@ -7,8 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 
-from apfl.errors import InputError
-from apfl.extras import optional
+from apfl.errors import InputError, optional
 from apfl.report.trackers import Run
 
 STORE = "sqlite:///mlflow.db"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from apfl.container import replacing
-from apfl.extras import optional
+from apfl.errors import optional
+from apfl.files import replacing
 from apfl.report.trackers import Run, folder_of
 
 

@@ -1,0 +1,265 @@
+"""``apfl bench``: every cell of a plan."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from apfl.cli.features import (
+    BackboneRevisionOption,
+    FeatureColumnOption,
+    ImageColumnOption,
+    LabelColumnOption,
+    OnCorruptChoice,
+    PoolingOption,
+    RevisionOption,
+    SplitsOption,
+    load_data,
+)
+from apfl.cli.options import MinimumOption, device_of, names_of, seeds_of
+from apfl.cli.progress import Board, duration, err, out
+from apfl.data.federation import Dataset
+from apfl.data.protocol import deal
+from apfl.errors import InputError
+from apfl.experiments import estimate
+from apfl.experiments.cells import Cell, cells
+from apfl.experiments.metrics import Record
+from apfl.experiments.plan import read_plan
+from apfl.experiments.pool import Event, claim, damaged, execute, inspect, jobs_for
+from apfl.experiments.run import read_records
+from apfl.experiments.worker import Job, Setting
+from apfl.files import replacing
+from apfl.machine import available, n_cores
+from apfl.report.terminal import human_bytes, results_table
+
+__all__ = ["bench"]
+
+
+def bench(
+    plan: Annotated[Path, typer.Argument(help="A TOML file; experiments/ has one for each table and figure.")],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data", help="Other data than the plan's, as for `apfl run`, with options of its own.", show_default=False
+        ),
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Another backbone, where --data holds images.", show_default=False)
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder to work in. \\[default: runs/PLAN-DATA]", show_default=False)
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Only these methods of the plan, with commas.", show_default=False)
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Other seeds than the plan's, with commas.", show_default=False)
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Another number of clients than the plan's.", show_default=False, min=1)
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Another Dirichlet concentration than the plan's.", show_default=False)
+    ] = None,
+    minimum: MinimumOption = None,
+    client_column: Annotated[
+        str | None,
+        typer.Option(help="Take the clients from this column; where a plan has domains, those.", show_default=False),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="Rounds of the gradient methods, and no more fine-tuning than these train: to try a plan out.",
+            show_default=False,
+            min=1,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Cells at a time. \\[default: as many as cores and memory allow]", show_default=False, min=1),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of each cell; part of the result.", show_default=False, min=1)
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto",
+    pooling: PoolingOption = None,
+    revision: RevisionOption = None,
+    backbone_revision: BackboneRevisionOption = None,
+    splits: SplitsOption = None,
+    image_column: ImageColumnOption = None,
+    label_column: LabelColumnOption = None,
+    feature_column: FeatureColumnOption = None,
+    on_corrupt: OnCorruptChoice = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show what would run, stop.")] = False,
+) -> None:
+    """Run every cell of a plan: each method on each federation with each seed.
+
+    The whole plan is checked before anything runs. Every finished cell is a file in OUT/cells; the same command
+    goes on after an interruption and repeats nothing. Exits with code 1, and a list, if cells failed.
+    """
+    given = read_plan(
+        plan, source=None if data is None else {"data": data}, backbone=backbone, pooling=pooling, revision=revision,
+        backbone_revision=backbone_revision, splits=splits, image_column=image_column, label_column=label_column,
+        feature_column=feature_column, on_corrupt=on_corrupt, rounds=rounds, threads=threads,
+        only=None if methods is None else names_of(methods, read_plan(plan).methods),
+        seeds=None if seeds is None else seeds_of(seeds),
+        protocol={"n_clients": clients, "alpha": alpha, "minimum": minimum, "client_column": client_column},
+    )  # fmt: skip
+    todo, where = cells(given), str(device_of(device))
+    load = partial(load_data, **({"backbone": None} | given.source), device=device)
+    dataset = load()
+    identity = dataset.sha256 or dataset.name
+    keyed = {cell.key(identity, where): cell for cell in todo}
+    _check_federations(todo, dataset)
+    folder = folder or Path("runs") / f"{plan.stem}-{Path(dataset.name).stem}"
+    inspect(folder, list(keyed))
+    left = jobs_for(keyed, folder, identity, where)
+    if cut_short := damaged(folder, list(keyed)):
+        shown = f"{cut_short[0].parent.name}/{cut_short[0].name}" + " and others" * (len(cut_short) > 1)
+        err.print(f"cut short, perhaps by a power cut, and so done again: {shown}", soft_wrap=True)
+    n_workers = jobs or _fitting(todo, dataset, given.threads, where)
+    _show(given.title or plan.stem, keyed, left, dataset, n_workers, given.threads)
+    if dry_run:
+        return
+    del dataset  # the processes have their own
+    setting = Setting(folder, load, given.source, where, given.threads, given.checkpoint_seconds, n_workers)
+    with claim(folder, given, list(keyed)):  # what is left may be less by now
+        failed = _run(jobs_for(keyed, folder, identity, where), setting, n_workers)
+    _conclude(folder, keyed, failed)
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def _check_federations(todo: Iterable[Cell], dataset: Dataset) -> None:
+    """Deal every federation out once, on paper: what cannot be done is refused before anything is run."""
+    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        progress.add_task("checking the federations", total=None)
+        drawn = [(cell.protocol, cell.seed) for cell in todo]
+        drawn += [(cell.protocol, cell.tuning_seed) for cell in todo if cell.tune]
+        for protocol, seed in dict.fromkeys(drawn):
+            halves = deal(dataset, protocol, seed)
+            if not any(len(test) for _, test in halves):
+                raise InputError("no client has test rows, so there is nothing to measure; keep some back for testing")
+            if not all(len(train) for train, _ in halves):
+                raise InputError(f"a client has no training rows with seed {seed} and {protocol}; use another protocol")
+
+
+def _fitting(todo: Sequence[Cell], dataset: Dataset, threads: int, device: str) -> int:
+    """Cells at a time: one on a GPU; on a CPU as many as there are cores and memory for."""
+    if device != "cpu":
+        return 1
+    cores = n_cores()
+    free = available(device_of("cpu"))
+    by_memory = cores if free is None else int(0.8 * free / estimate.peak_bytes(todo, dataset))
+    return max(1, min(cores // threads, by_memory))
+
+
+def _show(
+    title: str, keyed: Mapping[str, Cell], left: Sequence[Job], dataset: Dataset, n_workers: int, threads: int
+) -> None:
+    """How much there is to do, and a guess of what it takes."""
+    done = len(keyed) - sum(not job.tuning for job in left)
+    tunings = sum(job.tuning for job in left)
+    before = f", {done} done before" if done else ""
+    err.print(f"{title}: {_count(len(keyed), 'cell')} on {dataset.name}{before}", soft_wrap=True)
+    if not left:
+        return
+    speed = estimate.rate(threads)
+    guess = sum((estimate.tuning_seconds if job.tuning else estimate.seconds)(job.cell, dataset, speed) for job in left)
+    memory = human_bytes(estimate.peak_bytes([job.cell for job in left], dataset))
+    err.print(
+        f"to do: {_count(len(left) - tunings, 'cell')}"
+        + (f" and {_count(tunings, 'grid')} to tune" if tunings else "")
+        + f", {n_workers} at a time with {threads} thread{'s' * (threads > 1)} and up to {memory} each; "
+        f"on a CPU at a guess {duration(guess / n_workers)}",
+        soft_wrap=True,
+    )  # fmt: skip
+
+
+def _run(left: Sequence[Job], setting: Setting, n_workers: int) -> dict[str, str]:
+    """Run what is left; why those that failed did."""
+    if not left:
+        return {}
+    failed: dict[str, str] = {}
+    before = [path for job in left if (path := setting.folder / "failed" / f"{job.key}.txt").exists()]
+    if before:
+        err.print(f"{len(before)} that failed before are tried again")
+    former = signal.signal(signal.SIGTERM, _interrupt)  # a scheduler's notice is a Ctrl-C
+    finished = 0
+    with Board(len(left)) as board:
+        try:
+            for event in execute(left, setting, n_workers):
+                board.show(event)
+                if event.kind in ("done", "failed"):
+                    _note_failure(setting.folder, event, failed)
+                    finished += event.kind == "done" and not event.job.tuning
+        except KeyboardInterrupt:
+            board.stop()
+            err.print(
+                f"stopped; {_count(finished, 'cell')} finished now, kept in {setting.folder}. "
+                "The same command goes on from there.", soft_wrap=True,
+            )  # fmt: skip
+            raise typer.Exit(130) from None
+        finally:
+            signal.signal(signal.SIGTERM, former)
+    return failed
+
+
+def _note_failure(folder: Path, event: Event, failed: dict[str, str]) -> None:
+    path = folder / "failed" / f"{event.job.key}.txt"
+    if event.kind == "failed":
+        failed[event.job.key] = str(event.info)
+        with replacing(path) as temporary:
+            temporary.write_text(f"{event.info}\n")
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _conclude(folder: Path, keyed: Mapping[str, Cell], failed: Mapping[str, str]) -> None:
+    """A table for each federation, where to go from here, and what failed."""
+    paths = [folder / "cells" / f"{key}.json" for key in keyed]
+    records = [record for path in paths for record in read_records(path)]
+    groups: dict[str, list[Record]] = {}
+    for record in _labelled(records):
+        groups.setdefault(str(sorted(record.protocol.items(), key=str)), []).append(record)
+    for group in groups.values():
+        out.print(results_table(group), markup=True)
+    out.print(f"records: {folder / 'cells'}", soft_wrap=True)
+    out.print(f"next:    apfl table {folder}    apfl report {folder}", soft_wrap=True)
+    for key, why in failed.items():
+        last = why.strip().splitlines()[-1]
+        err.print(f"failed: {key}: {last}", style="red", highlight=False, soft_wrap=True)
+    if failed:
+        err.print(
+            f"{len(failed)} failed; {folder / 'failed'} says why. The same command tries them again.", soft_wrap=True
+        )
+        raise typer.Exit(1)
+
+
+def _labelled(records: Sequence[Record]) -> list[Record]:
+    """The records with the settings in which those of one method differ behind its name, tuned ones left out."""
+    labelled = []
+    for record in records:
+        peers = [other for other in records if other.method == record.method]
+        tuned = {name for other in peers for name in other.tuning.get("axes", {})}
+        swept = {
+            name: value for name, value in record.settings.items()
+            if name not in tuned and any(other.settings[name] != value for other in peers)
+        }  # fmt: skip
+        label = "\n  ".join([record.method, *(f"{name}={value}" for name, value in swept.items())])
+        labelled.append(replace(record, method=label))
+    return labelled

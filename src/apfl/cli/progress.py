@@ -1,0 +1,122 @@
+"""How far something has got, for someone who is watching."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from apfl.experiments.metrics import Record
+from apfl.experiments.pool import Event
+
+__all__ = ["Board", "Counter", "duration", "ended", "err", "line", "out", "spinner"]
+
+# Titles, names and paths are the user's own: "[red]" or ":smile:" in them is what they are called.
+out, err = Console(markup=False, emoji=False), Console(stderr=True, markup=False, emoji=False)
+
+
+def duration(seconds: float) -> str:
+    """A rough time in words.
+
+    >>> duration(40), duration(400), duration(40_000)
+    ('1 minute', '7 minutes', '11 hours')
+    """
+    minutes = max(1, round(seconds / 60))
+    n, unit = (minutes, "minute") if minutes < 120 else (round(minutes / 60), "hour")
+    return f"{n} {unit}{'s' * (n > 1)}"
+
+
+def spinner() -> Progress:
+    """For what cannot say how much of it is left."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+
+
+def line(words: str) -> None:
+    """For whoever reads a log; on a terminal something moves, and that is enough."""
+    if not err.is_terminal:
+        err.print(words, soft_wrap=True, highlight=False)
+
+
+def ended(n: int, total: int, record: Record) -> None:
+    """A line in the log for a record that is on disk."""
+    line(f"{n}/{total} {record.method}, seed {record.seed}: {100 * record.accuracy_client_mean:.2f} %")
+
+
+class Counter:
+    """How many samples are through: a bar on a terminal; elsewhere a line a minute, and one at the end."""
+
+    def __init__(self, what: str, total: int) -> None:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
+        self.progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        self.what, self.task = what, self.progress.add_task(what, total=total, rate="")
+        self.start: tuple[float, int] | None = None  # not counting what an earlier process did
+        self.said = time.monotonic()
+
+    def __enter__(self) -> Counter:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        self.start = self.start or (now, done)
+        rate = f"{(done - self.start[1]) / max(now - self.start[0], 1e-9):.1f}/s"
+        self.progress.update(self.task, completed=done, rate=rate)
+        if done == total or now - self.said >= 60:
+            self.said = now
+            line(f"{self.what}: {done}/{total}, {rate}")
+
+
+class Board:
+    """The progress on a terminal, with a line for each cell that is running; elsewhere a line for each that ended."""
+
+    def __init__(self, total: int) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        self.total, self.ended = total, 0
+        self.running: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Board:
+        self.progress.start()
+        self.all = self.progress.add_task("all", total=self.total)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self.progress.stop()
+
+    def show(self, event: Event) -> None:
+        name = f"tuning {event.job.key}" if event.job.tuning else event.job.key
+        if event.kind == "begun":
+            rounds = 1 if event.job.tuning else getattr(event.job.cell.method, "n_rounds", 1)
+            self.running[event.job.key] = self.progress.add_task(name, total=rounds)
+        elif event.kind == "round":
+            self.progress.update(self.running[event.job.key], completed=event.info)
+        else:
+            self.ended += 1
+            self.progress.advance(self.all)
+            if event.job.key in self.running:
+                self.progress.remove_task(self.running.pop(event.job.key))
+            how = f"{100 * event.info:.2f} %" if event.kind == "done" else "FAILED"
+            line(f"{self.ended}/{self.total} {name} {how}")

@@ -1,0 +1,167 @@
+"""``apfl table``, ``plot``, ``report`` and ``track``: records as something to look at."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from apfl.cli.options import names_of
+from apfl.cli.progress import err, out
+from apfl.errors import InputError, unknown
+from apfl.experiments.metrics import Record
+from apfl.files import replacing
+from apfl.report.figures import FIGURES
+from apfl.report.formats import FORMATS, terminal
+from apfl.report.results import METRICS, results
+from apfl.report.sheet import gather, read
+from apfl.report.trackers import send
+
+__all__ = ["plot", "report", "table", "track"]
+
+RecordsArgument = Annotated[
+    list[Path],
+    typer.Argument(help="records.jsonl files, single records (.json), or folders that `apfl run` or `bench` wrote."),
+]
+AgainstOption = Annotated[
+    str | None,
+    typer.Option(help="The method (or row) that the others are compared with (apfl unless given).", show_default=False),
+]
+MethodsOption = Annotated[str | None, typer.Option(help="Only these methods, with commas.", show_default=False)]
+FederationOption = Annotated[
+    str | None,
+    typer.Option(help="Only federations whose name has this in it, for example 'alpha 0.1'.", show_default=False),
+]
+MetricOption = Annotated[str, typer.Option(help=", ".join(METRICS))]
+
+
+def table(
+    paths: RecordsArgument,
+    style: Annotated[str, typer.Option("--format", help="terminal, markdown, latex or csv.")] = "terminal",
+    target: Annotated[
+        Path | None, typer.Option("--out", help="File to write; otherwise it is printed.", show_default=False)
+    ] = None,
+    metric: MetricOption = "accuracy_client_mean",
+    methods: MethodsOption = None,
+    federation: FederationOption = None,
+    against: AgainstOption = None,
+    digits: Annotated[int, typer.Option(help="After the decimal point.", min=0, max=4)] = 1,
+) -> None:
+    """Records as a table: methods by federations, mean and spread over seeds, differences with their intervals.
+
+    Only records that differ in nothing but their seed are averaged. The final round is what counts.
+    """
+    if style not in FORMATS:
+        raise unknown("format", style, FORMATS)
+    found = results(gather(_chosen(paths, methods, federation)), metric, against)
+    if target is not None:
+        with replacing(target) as temporary:
+            temporary.write_text(FORMATS[style](found, digits), encoding="utf-8")
+        err.print(f"wrote {target}", soft_wrap=True, highlight=False)
+    elif style == "terminal":
+        out.print(terminal(found, out.width, digits))
+    else:
+        sys.stdout.write(FORMATS[style](found, digits))
+
+
+def plot(
+    paths: RecordsArgument,
+    name: Annotated[str | None, typer.Option("--figure", help=", ".join(FIGURES) + ".", show_default=False)] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option("--out", help="File to write: .png, .svg or .pdf. \\[default: FIGURE.png]", show_default=False),
+    ] = None,
+    x: Annotated[
+        str | None, typer.Option("--x", help="Setting on the x axis of figure sensitivity.", show_default=False)
+    ] = None,
+    methods: MethodsOption = None,
+    federation: FederationOption = None,
+    against: AgainstOption = None,
+) -> None:
+    """Draw a figure from records, in colours, markers and lines that can be told apart without colour.
+
+    Without --figure it says which there are and what each shows.
+    """
+    if name is None:
+        for each, shows in FIGURES.items():
+            out.print(f"--figure {each:<12} {shows}", soft_wrap=True, highlight=False)
+        return
+    target = target or Path(f"{name}.png")
+    from apfl.report.figures.draw import figure  # matplotlib takes its time; the other commands need not wait for it
+    from apfl.report.figures.style import save
+
+    sheet = gather(_chosen(paths, methods, federation))
+    save(figure(name, sheet, results(sheet, against=against).ours, x), target)
+    err.print(f"wrote {target}", soft_wrap=True, highlight=False)
+
+
+def report(
+    paths: RecordsArgument,
+    target: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="On top of the page.")] = "Personalised federated learning: results",
+    methods: MethodsOption = None,
+    federation: FederationOption = None,
+    against: AgainstOption = None,
+) -> None:
+    """Make one HTML page of records: summary, sortable tables, curves, clients, settings. It opens offline."""
+    from apfl.report.page import page
+
+    records = _chosen(paths, methods, federation)
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("drawing", total=None)
+        text = page(
+            records,
+            against=against,
+            title=title,
+            on_federation=lambda done, of: progress.update(task, completed=done, total=of),
+        )
+    with replacing(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    err.print(f"wrote {target} ({len(text) / 1e6:.1f} MB)", soft_wrap=True, highlight=False)
+
+
+def track(
+    paths: RecordsArgument,
+    to: Annotated[str, typer.Option(help="mlflow, or wandb (offline: nothing leaves the machine).")],
+    uri: Annotated[
+        str | None,
+        typer.Option(
+            help="MLflow: a server or sqlite:///FILE (sqlite:///mlflow.db unless given). "
+            "wandb: the folder for its offline runs (this one unless given).",
+            show_default=False,
+        ),
+    ] = None,
+    project: Annotated[str, typer.Option(help="Experiment (MLflow) or project (wandb).")] = "apfl",
+) -> None:
+    """Send records to an experiment tracker: parameters, metrics, the curve by round, the record as an artefact.
+
+    What is there already is not sent again.
+    """
+    records, new = read(paths), 0
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        for _, sent in progress.track(send(records, to, uri, project), total=len(records), description="sending"):
+            new += sent
+    err.print(f"{new} of {len(records)} records were new to {to}", soft_wrap=True, highlight=False)
+
+
+def _chosen(paths: list[Path], methods: str | None, federation: str | None) -> list[Record]:
+    """The records that are asked for."""
+    records = read(paths)
+    if methods is not None:
+        have = sorted({record.method for record in records})
+        wanted = names_of(methods, have)
+        for name in wanted:
+            if name not in have:
+                raise unknown("method in these records", name, have)
+        records = [record for record in records if record.method in wanted]
+    if federation is None:
+        return records
+    sheet = gather(records)
+    kept = [column for column in sheet.columns if federation in column.label]
+    if not kept:
+        labels = "; ".join(column.label for column in sheet.columns)
+        raise InputError(f"no federation has '{federation}' in its name (have: {labels})")
+    return [record for column in kept for cell in sheet.records(column).values() for record in cell]

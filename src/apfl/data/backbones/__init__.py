@@ -1,0 +1,66 @@
+"""From samples to features: frozen networks, one file for each family, each with a ``load``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apfl.errors import InputError
+
+__all__ = ["Backbone", "backbone_names", "load_backbone", "weights_sha256"]
+
+
+@dataclass(frozen=True, eq=False)
+class Backbone:
+    """A frozen network with everything that decides what comes out of it."""
+
+    name: str
+    takes: str  # "images" or "vectors"
+    weights: str  # SHA-256 of all parameters and buffers
+    preprocessing: Mapping[str, Any]  # what ``prepare`` does, as data
+    pooling: str
+    module: nn.Module  # to be moved to a device; in eval mode
+    prepare: Callable[[Any], Tensor]  # one sample -> the network's input; called on many threads
+    forward: Callable[[Tensor], Tensor]  # (b, ...) on the module's device -> (b, l)
+    revision: str | None = None  # commit on the Hub
+
+
+def backbone_names() -> list[str]:
+    """The names there are; any other is looked for on the Hub."""
+    from apfl.data.backbones import huggingface
+
+    return sorted(["identity", "efficientnet-lite0", *huggingface.PRESETS])
+
+
+def load_backbone(name: str, *, pooling: str | None = None, revision: str | None = None) -> Backbone:
+    """A preset, ``owner/name`` on the Hub, or a folder with a model.
+
+    >>> load_backbone("identity").forward(torch.ones(1, 3)).shape
+    torch.Size([1, 3])
+    """
+    from apfl.data.backbones import efficientnet_lite, huggingface, identity
+
+    if pooling not in (None, "cls", "mean"):
+        raise InputError(f"--pooling {pooling} given; allowed are cls and mean")
+    own = {"identity": identity.load, "efficientnet-lite0": efficientnet_lite.load}
+    if name not in own:
+        return huggingface.load(name, pooling=pooling, revision=revision)
+    if revision is not None:
+        raise InputError(f"a backbone revision was given, but '{name}' is not from the Hub: leave it out")
+    return own[name](pooling=pooling)
+
+
+def weights_sha256(module: nn.Module, without: Collection[str] = ()) -> str:
+    """One hash over names, types, shapes and values: a fine-tuned copy under the same name is another backbone."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        if name in without:
+            continue
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

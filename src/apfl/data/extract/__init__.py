@@ -1,0 +1,1 @@
+"""Samples through a backbone: once, cached on disk, resumable."""

@@ -1,0 +1,149 @@
+"""How the rows of a dataset become a federation: who gets which, which are for testing, who comes late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from apfl.data.federation import Dataset, Federation, Shard
+from apfl.data.partition import load_partition, split
+from apfl.errors import InputError
+
+__all__ = ["Protocol", "apart", "deal", "federate"]
+
+Halves = tuple[np.ndarray, np.ndarray]  # one client's rows: training, test
+UNSEEN, RESHUFFLE = 7, 8  # what a stream of random numbers is for, so that it moves no other one
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How rows become a federation: who gets which, and which of them are for testing."""
+
+    partition: str = "dirichlet"
+    n_clients: int | None = 10
+    alpha: float = 0.1
+    minimum: int | None = None
+    classes_per_client: int = 2
+    test_fraction: float = 0.25
+    client_column: str | None = None  # clients (partition given) or domains (partition domains)
+    test_column: str | None = None  # true where a row is for testing
+    group_column: str | None = None  # rows that must stay together
+    unseen_clients: int = 0  # so many clients, drawn at random, come after training, and they alone are measured
+    reshuffle: int | None = None  # the first client alone is measured; if not 0, all other training rows change hands
+
+
+def federate(dataset: Dataset, protocol: Protocol, seed: int) -> Federation:
+    """Deal the rows of ``dataset`` out to clients and split each client's rows; all randomness from ``seed``."""
+    halves = deal(dataset, protocol, seed)
+    groups = _codes(dataset, protocol.group_column)
+
+    def shard(rows: np.ndarray) -> Shard:
+        own = torch.from_numpy(rows)
+        codes = None if groups is None else torch.from_numpy(groups[rows])
+        return Shard(dataset.features[own], dataset.labels[own], codes)
+
+    train, test = ([shard(half[side]) for half in halves] for side in (0, 1))
+    return Federation(train, test, dataset.class_names, _client_names(dataset, protocol, len(halves)))
+
+
+def deal(dataset: Dataset, protocol: Protocol, seed: int) -> list[Halves]:
+    """The rows of every client, training and test, as indices."""
+    if protocol.minimum is not None and protocol.minimum < 1:
+        raise InputError(f"a minimum of {protocol.minimum} rows for each client given; it must be 1 or more")
+    rng = np.random.default_rng(seed)
+    recipe, options = load_partition(protocol.partition), _partition_options(dataset, protocol)
+    parts = recipe.partition(dataset.labels.numpy(), protocol.n_clients, rng, **options)
+    _check_unseen(protocol, len(parts))
+    groups = _codes(dataset, protocol.group_column)
+    in_test = None if protocol.test_column is None else _flags(dataset, protocol.test_column)
+    halves: list[Halves] = []
+    for rows in parts:
+        if in_test is None:
+            own_groups = None if groups is None else groups[rows]
+            halves.append(split(rows, rng, test_fraction=protocol.test_fraction, groups=own_groups))
+        else:
+            halves.append((rows[~in_test[rows]], rows[in_test[rows]]))
+    if protocol.reshuffle is None:
+        return halves
+    return _reshuffled(dataset, protocol, halves, seed)
+
+
+def apart(federation: Federation, protocol: Protocol, seed: int) -> tuple[Federation, Federation | None]:
+    """Those who train, and those who come after training, where the protocol has any."""
+    if not protocol.unseen_clients:
+        return federation, None
+    drawn = np.random.default_rng((seed, UNSEEN)).permutation(len(federation.train))[: protocol.unseen_clients]
+    late = sorted(drawn.tolist())
+    return _some(federation, [k for k in range(len(federation.train)) if k not in late]), _some(federation, late)
+
+
+def _some(federation: Federation, which: Sequence[int]) -> Federation:
+    train, test, names = ([each[k] for k in which] for each in (federation.train, federation.test, federation.names))
+    return Federation(train, test, federation.class_names, names)  # type: ignore[arg-type]
+
+
+def _check_unseen(protocol: Protocol, n_clients: int) -> None:
+    if not 0 <= protocol.unseen_clients < n_clients:
+        raise InputError(f"{protocol.unseen_clients} unseen clients of {n_clients} asked for; at least one must train")
+    if protocol.reshuffle is not None and (protocol.reshuffle < 0 or protocol.unseen_clients or n_clients < 3):
+        raise InputError(
+            f"reshuffle {protocol.reshuffle} given with {n_clients} clients and {protocol.unseen_clients} unseen; "
+            "it must be 0 or more, with at least three clients and none unseen"
+        )
+
+
+def _reshuffled(dataset: Dataset, protocol: Protocol, halves: Sequence[Halves], seed: int) -> list[Halves]:
+    """The first client as it is; the training rows of the others dealt out again, by the same recipe.
+
+    The union of the training rows stays the same. The others have no test rows: the first client is what is looked at.
+    """
+    nothing = np.empty(0, dtype=int)
+    if not protocol.reshuffle:
+        return [halves[0], *((train, nothing) for train, _ in halves[1:])]
+    if protocol.partition not in ("dirichlet", "dirichlet_plain", "classes", "iid"):
+        raise InputError(f"partition '{protocol.partition}' cannot be dealt out again: leave reshuffle out")
+    rest = np.sort(np.concatenate([train for train, _ in halves[1:]]))
+    rng = np.random.default_rng((seed, protocol.reshuffle, RESHUFFLE))
+    recipe, options = load_partition(protocol.partition), _partition_options(dataset, protocol)
+    parts = recipe.partition(dataset.labels.numpy()[rest], len(halves) - 1, rng, **options)
+    return [halves[0], *((rest[part], nothing) for part in parts)]
+
+
+def _partition_options(dataset: Dataset, protocol: Protocol) -> Mapping[str, Any]:
+    """The keyword arguments of the recipe."""
+    if protocol.partition in ("dirichlet", "dirichlet_plain"):
+        return {"alpha": protocol.alpha, "minimum": protocol.minimum}
+    if protocol.partition == "classes":
+        return {"classes_per_client": protocol.classes_per_client}
+    if protocol.partition in ("domains", "given"):
+        if protocol.client_column is None:
+            raise InputError(f"partition '{protocol.partition}' needs a column: name it with --client-column")
+        column = dataset.column(protocol.client_column)
+        return {"domains" if protocol.partition == "domains" else "column": column}
+    return {}
+
+
+def _client_names(dataset: Dataset, protocol: Protocol, n_clients: int) -> list[str]:
+    if protocol.partition == "given" and protocol.client_column is not None:
+        return [str(name) for name in np.unique(dataset.column(protocol.client_column))]
+    return [str(k) for k in range(n_clients)]
+
+
+def _flags(dataset: Dataset, name: str) -> np.ndarray:
+    column = dataset.column(name)
+    if column.dtype.kind == "U" and np.isin(column, ("train", "test")).all():
+        return np.asarray(column == "test")
+    if not np.isin(column, (0, 1)).all():
+        raise InputError(
+            f"column '{name}' of {dataset.name} must be true or false, or 'train' or 'test', in every row "
+            "to say which are for testing"
+        )
+    return column.astype(bool)
+
+
+def _codes(dataset: Dataset, name: str | None) -> np.ndarray | None:
+    return None if name is None else np.unique(dataset.column(name), return_inverse=True)[1]

@@ -1,0 +1,168 @@
+"""A ``.npz`` file of features.
+
+``features`` (n, l), any number type; ``labels`` (n,), numbers or strings; optional ``scale`` (l,), by which stored
+features are multiplied; optional ``class_names``; any other array of n entries is a column that options can name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zipfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from apfl.data.federation import Dataset
+from apfl.data.missing import missing, refuse_missing
+from apfl.errors import InputError
+
+RESERVED = ("features", "images", "labels", "scale", "class_names", "provenance")  # arrays that are not columns
+
+
+def load(path: str | Path) -> Dataset:
+    """Read and check the file."""
+    path = Path(path)
+    return from_arrays(path, read_arrays(path))
+
+
+def from_arrays(path: Path, arrays: dict[str, np.ndarray], *beside: Path) -> Dataset:
+    """The dataset that the arrays of ``path``, and of files beside it, make up, once they are checked."""
+    arrays = dict(arrays)
+    missing = [name for name in ("features", "labels") if name not in arrays]
+    if missing:
+        raise InputError(f"{path} has no array '{missing[0]}' (it has: {', '.join(sorted(arrays))})")
+    features = checked_features(path, arrays.pop("features"), arrays.pop("scale", None))
+    labels, names = coded_labels(path, arrays.pop("labels"), arrays.pop("class_names", None))
+    provenance = read_provenance(path, arrays)
+    if len(labels) != len(features):
+        raise InputError(f"{path} has {len(features)} features but {len(labels)} labels; there must be one for each")
+    columns = {name: column for name, column in arrays.items() if column.shape == labels.shape}
+    return Dataset(
+        path.name, features, torch.from_numpy(labels), names, columns, file_sha256(path, *beside), provenance
+    )
+
+
+def load_unlabelled(path: str | Path) -> torch.Tensor:
+    """The features alone, of a file that may have no labels."""
+    path = Path(path)
+    arrays = read_arrays(path)
+    if "features" not in arrays:
+        raise InputError(f"{path} has no array 'features' (it has: {', '.join(sorted(arrays))})")
+    return checked_features(path, arrays["features"], arrays.get("scale"))
+
+
+def read_arrays(path: Path, without: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """The arrays of an ``.npz``, but for those named."""
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files if name not in without}
+    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, EOFError) as error:
+        raise InputError(
+            f"{path} cannot be read as .npz ({error}): truncated, not from numpy.savez, or with Python objects"
+        ) from error
+
+
+def checked_features(path: Path, features: np.ndarray, scale: np.ndarray | None = None) -> torch.Tensor:
+    """Features as float32, once they are checked."""
+    if features.ndim != 2 or features.dtype.kind not in "fiub" or 0 in features.shape:
+        raise InputError(
+            f"{path}: 'features' is {features.dtype} of shape {features.shape}; expected numbers of shape (n, l)"
+        )
+    if scale is not None and (scale.shape not in ((features.shape[1],), ()) or scale.dtype.kind not in "fiu"):
+        raise InputError(
+            f"{path}: 'scale' has shape {scale.shape}; expected ({features.shape[1]},), one for each column"
+        )
+    with np.errstate(over="ignore"):  # what is too large is infinite below, and refused
+        scaled = features.astype(np.float32)
+        if scale is not None:
+            scaled *= scale.astype(np.float32)
+    finite = np.isfinite(scaled).all(1)
+    if not finite.all():
+        raise InputError(
+            f"{path}: {int((~finite).sum())} rows of 'features' contain NaN or infinity, or numbers too large for "
+            f"float32; the first is row {int(np.argmin(finite))} (counted from 0); remove or repair them"
+        )
+    return torch.from_numpy(scaled)
+
+
+def array_names(path: Path) -> list[str]:
+    """The names of the arrays in an ``.npz``, without reading them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"{path} cannot be read as .npz ({error}): truncated, not from numpy.savez, or with Python objects"
+        ) from error
+
+
+def read_provenance(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Where features came from, as ``apfl features`` wrote it down; nothing for files from elsewhere."""
+    try:
+        return dict(json.loads(str(arrays.get("provenance", "{}"))))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{path}: 'provenance' is not the JSON that apfl writes ({error}); remove or repair it"
+        ) from error
+
+
+def coded_labels(
+    path: Path, labels: np.ndarray, class_names: np.ndarray | None = None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels as 0 to c - 1, and what these are called."""
+    refuse_missing(f"labels of {path}", labels)
+    if labels.ndim != 1 or labels.dtype.kind not in "iubUS":
+        raise InputError(
+            f"{path}: 'labels' is {labels.dtype} of shape {labels.shape}; expected integers or strings of shape (n,)"
+        )
+    if class_names is None:
+        found, index = np.unique(labels, return_inverse=True)
+        return index.astype(np.int64), tuple(str(name) for name in found)
+    names = tuple(str(name) for name in np.atleast_1d(class_names))
+    if labels.dtype.kind in "US":
+        unknown = sorted(set(labels.tolist()) - set(names))
+        if unknown:
+            raise InputError(f"{path}: label '{unknown[0]}' is not among the {len(names)} class names")
+        return np.array([names.index(str(label)) for label in labels], dtype=np.int64), names
+    if labels.min() < 0 or labels.max() >= len(names):
+        raise InputError(
+            f"{path}: labels from {labels.min()} to {labels.max()}, but {len(names)} class names: "
+            f"allowed are 0 to {len(names) - 1}"
+        )
+    if missing(list(names)).any():
+        refuse_missing(f"labels of {path} (by their class names)", np.array(names)[labels])
+    return labels.astype(np.int64), names
+
+
+def plain_column(values: list[Any]) -> np.ndarray | None:
+    """A column of numbers, strings or true and false as an array; other kinds give none.
+
+    A missing string becomes '' and a missing number NaN: a column with gaps is kept, and refused only if it is used.
+
+    >>> plain_column(["north", None]).tolist(), plain_column([1, None]).tolist()
+    (['north', ''], [1.0, nan])
+    """
+    known = [value for value in values if value is not None]
+    if not all(isinstance(value, (bool, int, float, str)) for value in known):
+        return None
+    if len(known) < len(values):
+        empty = "" if known and isinstance(known[0], str) else math.nan
+        values = [empty if value is None else value for value in values]
+    column = np.array(values)
+    return column if column.dtype.kind in "biufU" else None
+
+
+def file_sha256(path: Path, *more: Path) -> str:
+    """The hash of a file; where data lie in several files, the hash of their hashes."""
+    digests = []
+    for each in (path, *more):
+        with each.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256"))
+    return (hashlib.sha256(b"".join(digest.digest() for digest in digests)) if more else digests[0]).hexdigest()

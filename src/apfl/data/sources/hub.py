@@ -1,0 +1,194 @@
+"""Image datasets of the Hugging Face Hub, and folders that ``datasets`` saved: by name, online or offline.
+
+The official splits of a dataset are pooled, in the order given, and dealt out to clients afterwards; the column
+``split`` keeps which is which, and what was pooled is recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apfl.data.federation import values_of
+from apfl.data.hub_access import locate, offline, unavailable
+from apfl.data.missing import refuse_missing
+from apfl.data.samples import Samples, decode
+from apfl.data.sources.features import coded_labels, plain_column
+from apfl.errors import InputError, optional, unknown
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A dataset known by a short name."""
+
+    repository: str
+    image_column: str
+    label_column: str
+    splits: Sequence[str]
+
+
+PRESETS = {
+    # The paper's two. ImageNet-R has no training split of its own: all of it is one split called test.
+    "cifar100": Preset("uoft-cs/cifar100", "img", "fine_label", ("train", "test")),
+    "imagenet-r": Preset("axiong/imagenet-r", "image", "wnid", ("test",)),
+}
+
+
+def load(
+    source: str,
+    *,
+    revision: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    splits: Sequence[str] | None = None,
+) -> Samples:
+    """A preset or ``owner/name`` from the Hub."""
+    preset = PRESETS.get(source)
+    name = source if preset is None else preset.repository
+    found, commit = _from_hub(name, revision)
+    if preset is not None:
+        image_column, label_column = image_column or preset.image_column, label_column or preset.label_column
+        splits = splits or preset.splits
+    return _samples(source, found, commit, image_column, label_column, splits)
+
+
+def load_saved(
+    path: str | Path,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    splits: Sequence[str] | None = None,
+) -> Samples:
+    """A folder written by ``save_to_disk``."""
+    return _samples(Path(path).resolve().name, *_from_folder(Path(path)), image_column, label_column, splits)
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether ``save_to_disk`` wrote this folder."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def _from_folder(folder: Path) -> tuple[Mapping[str, Any], str | None]:
+    datasets = optional("datasets", "hub")
+    try:
+        found = datasets.load_from_disk(str(folder))
+    except Exception as error:  # a damaged folder shows as errors of pyarrow, json and the operating system
+        raise InputError(f"{folder} cannot be read as a saved dataset ({error}); save it again") from error
+    return (found if hasattr(found, "keys") else {"all": found}), None
+
+
+def _from_hub(name: str, revision: str | None) -> tuple[Mapping[str, Any], str | None]:
+    datasets = optional("datasets", "hub")
+    place = locate(name, "dataset", revision)
+    if is_saved(Path(place.source)):
+        return _from_folder(Path(place.source))
+    try:
+        with offline(place):
+            return datasets.load_dataset(place.source, revision=place.revision), place.revision
+    except Exception as error:  # as above, and httpx
+        if not place.reachable:
+            raise unavailable(name, "dataset") from error
+        raise InputError(f"dataset '{name}' cannot be loaded from {place.source}: {error}") from error
+
+
+def _samples(
+    name: str,
+    found: Mapping[str, Any],
+    commit: str | None,
+    image_column: str | None,
+    label_column: str | None,
+    splits: Sequence[str] | None,
+) -> Samples:
+    splits = tuple(splits or found)
+    for split in splits:
+        if split not in found:
+            raise unknown(f"split in {name}", split, found)
+    parts = [found[split] for split in splits]
+    types = optional("datasets", "hub")
+    image = _choose(name, parts[0].features, "image", image_column, types.Image)
+    label = _choose(name, parts[0].features, "label", label_column, types.ClassLabel)
+    if not isinstance(parts[0].features[image], types.Image):
+        raise InputError(
+            f"{name}: column '{image}' holds {parts[0].features[image]}, not images; choose --image-column"
+        )
+    labels, names = _labels(name, parts, label)
+    stored = [part.select_columns([image]).cast_column(image, types.Image(decode=False)) for part in parts]
+    ends = list(accumulate(len(part) for part in parts))
+
+    def place(row: int) -> tuple[int, int]:
+        part = bisect_right(ends, row)
+        return part, row - (ends[part] - len(parts[part]))
+
+    def fetch(row: int) -> bytes | Path:
+        part, own = place(row)
+        cell = stored[part][own][image]
+        return cell["bytes"] if cell["bytes"] is not None else Path(cell["path"])
+
+    def where(row: int) -> str:
+        part, own = place(row)
+        return f"{name}, split {splits[part]}, row {own}"
+
+    columns = _other_columns(parts, {image, label})
+    columns["split"] = np.repeat(np.array(splits), [len(part) for part in parts])
+    return Samples(
+        name=name,
+        kind="images",
+        revision=commit or _commit(parts[0]) or "fingerprint " + " ".join(part._fingerprint for part in parts),
+        labels=labels,
+        class_names=names,
+        fetch=fetch,
+        decode=decode,
+        where=where,
+        columns=columns,
+        settings={"splits": list(splits), "image_column": image, "label_column": label},
+    )
+
+
+def _choose(name: str, features: Mapping[str, Any], what: str, given: str | None, kind: type) -> str:
+    """The column asked for, or the only one of its kind."""
+    found = ", ".join(f"{column} ({type(feature).__name__})" for column, feature in features.items())
+    if given is not None and given in features:
+        return given
+    fitting = [column for column, feature in features.items() if isinstance(feature, kind)]
+    if given is None and len(fitting) == 1:
+        return fitting[0]
+    asked = f"has no column '{given}'" if given else f"has {len(fitting)} columns that could be the {what}"
+    raise InputError(f"{name} {asked} (it has: {found}); name it with --{what}-column")
+
+
+def _labels(name: str, parts: Sequence[Any], label: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    feature = parts[0].features[label]
+    given = [value for part in parts for value in part[label][:]]
+    refuse_missing(values_of(label, name), given)
+    values = np.array(given)
+    if values.dtype.kind not in "iuU" or values.ndim != 1:
+        raise InputError(f"{name}: labels in '{label}' are {feature}; expected integers or strings, one for each row")
+    names = getattr(feature, "names", None)
+    if names is not None and values.min() < 0:
+        raise InputError(f"{name}: {int((values < 0).sum())} rows have no label in '{label}'; use splits with labels")
+    return coded_labels(Path(name), values, None if names is None else np.array(names))
+
+
+def _other_columns(parts: Sequence[Any], used: set[str]) -> dict[str, np.ndarray]:
+    """Columns of plain numbers and strings, for options that name clients or groups."""
+    columns = {}
+    for name, feature in parts[0].features.items():
+        if name not in used and getattr(feature, "dtype", "") in ("int8", "int16", "int32", "int64", "bool", "string"):
+            values = plain_column([value for part in parts for value in part[name][:]])
+            if values is not None:
+                columns[name] = values
+    return columns
+
+
+def _commit(part: Any) -> str | None:
+    """The commit that a dataset from the cache was downloaded from: it is in the addresses of its files."""
+    addresses = " ".join(part.info.download_checksums or {})
+    match = re.search(r"@([0-9a-f]{40})/", addresses)
+    return match[1] if match else None

@@ -1,0 +1,1 @@
+"""From a dataset or a plan to records."""

@@ -1,0 +1,178 @@
+"""The cells of a plan: every combination of its lists, each a method on a federation with a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import BaseModel, Field, create_model
+
+from apfl.data.federation import Method
+from apfl.data.protocol import Protocol
+from apfl.errors import InputError, unknown
+from apfl.experiments.plan import SEED, SEEDS, STRICT, Plan, Seed, Seeds, tables_of, validated
+from apfl.experiments.tuning import own_axes
+from apfl.methods import load_method, method_class
+from apfl.methods._training import Training
+
+__all__ = ["Cell", "cells"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method, one federation, one seed. ``tune`` holds the axes of its grid, ``tuning_seed`` on which draw."""
+
+    name: str
+    method: Method
+    protocol: Protocol
+    seed: int
+    threads: int
+    tune: Mapping[str, Sequence[Any]] | None = None
+    tuning_seed: int = 0
+    oracle: bool = False  # the best settings on the test rows instead of the method's own choice
+
+    def key(self, data: str | None, device: str) -> str:
+        """A readable name, and a hash of all that decides the result."""
+        what = [self._what(data, device), self.seed, [self.tune, self.tuning_seed] if self.tune else None]
+        what += [self.oracle] if self.oracle else []
+        return f"{self.label}-seed{self.seed}-{_digest(what)}"
+
+    def tuning_key(self, data: str | None, device: str) -> str:
+        """The same for its tuning, which all seeds share."""
+        return f"{self.label}-{_digest([self._what(data, device), self.tune, self.tuning_seed])}"
+
+    @property
+    def row(self) -> str:
+        """What it is called in records: settings found on test rows are not the method's own."""
+        return f"{self.name}_oracle" if self.oracle else self.name
+
+    @property
+    def label(self) -> str:
+        """Method and federation in a few characters."""
+        spread = f"-{self.protocol.alpha:g}" if self.protocol.partition.startswith("dirichlet") else ""
+        return f"{self.row}-{self.protocol.n_clients or 'given'}-{self.protocol.partition}{spread}"
+
+    def _what(self, data: str | None, device: str) -> list[Any]:
+        return [data, device, self.threads, self.name, asdict(self.method), asdict(self.protocol)]  # type: ignore[call-overload]
+
+
+def cells(plan: Plan) -> list[Cell]:
+    """Every cell of the plan, each once: federation by federation, seed by seed, method by method."""
+    variants = [
+        (name, *variant)
+        for name, tables in plan.methods.items()
+        for table in tables_of(tables)
+        for variant in _variants(name, table, plan)
+    ]
+    found: dict[str, Cell] = {}
+    for protocol in [each for table in tables_of(plan.protocol) for each in _protocols(table)]:
+        for seed in dict.fromkeys(seed for *_, seeds, _, _ in variants for seed in seeds):
+            for name, method, tune, seeds, tuning_seed, oracle in variants:
+                if seed in seeds:
+                    _check_late(name, protocol)
+                    cell = Cell(name, method, protocol, seed, plan.threads, tune, tuning_seed, oracle)
+                    found.setdefault(cell.key(None, ""), cell)
+    return list(found.values())
+
+
+def _check_late(name: str, protocol: Protocol) -> None:
+    cls = method_class(name)
+    if protocol.unseen_clients and cls.personal and not getattr(cls, "admits", False):
+        raise InputError(f"method {name} has no model for clients unseen in training; leave it out of this plan")
+
+
+def _variants(
+    name: str, table: Mapping[str, Any], plan: Plan
+) -> Iterator[tuple[Method, Mapping[str, Sequence[Any]] | None, list[int], int, bool]]:
+    """Every combination of a table's settings: the method, its axes, its seeds, that of its tuning, oracle or not."""
+    settings = dict(table)
+    cls = method_class(name)
+    options = validated(
+        _MethodOptions, {key: settings.pop(key) for key in _MethodOptions.model_fields if key in settings}, name
+    )
+    known = [field.name for field in fields(cls)]
+    for key in settings:
+        if key not in known:
+            raise unknown(f"setting of {name}", key, [*known, *_MethodOptions.model_fields])
+    for combination in _combinations(settings, f"methods.{name}"):
+        method = load_method(name, **combination)
+        axes: Mapping[str, Sequence[Any]] | None = options.tune if isinstance(options.tune, dict) else None
+        if options.tune is True:  # what the plan says of the normalisation stands
+            own = own_axes(method)
+            axes = {key: own[key] for key in own if key != "normalise" or key not in settings}
+        _check_axes(name, method, axes, settings, options.tune)
+        method, axes = _shortened(method, axes, plan.rounds)
+        seeds = options.seeds or plan.seeds
+        tuning_seed = seeds[0] if options.tuning_seed is None else options.tuning_seed
+        yield method, axes, seeds, tuning_seed, False
+        if options.oracle:
+            if name != "apfl" or axes:
+                raise InputError(f"oracle is for apfl alone, and not together with tune; leave it out of {name}")
+            yield method, None, seeds, tuning_seed, True
+
+
+def _shortened(
+    method: Method, axes: Mapping[str, Sequence[Any]] | None, rounds: int | None
+) -> tuple[Method, Mapping[str, Sequence[Any]] | None]:
+    """With this many rounds, and no more fine-tuning than they train: 100 epochs would be nearly all of a trial."""
+    if rounds is None or not isinstance(method, Training):
+        return method, axes
+    most = rounds * method.epochs
+    changes: dict[str, Any] = {"n_rounds": rounds}
+    if hasattr(method, "finetune_epochs"):
+        changes["finetune_epochs"] = min(method.finetune_epochs, most)
+    bounded = {
+        key: sorted({min(value, most) for value in values}) if key == "finetune_epochs" else values
+        for key, values in (axes or {}).items()
+    }
+    return replace(method, **changes), bounded or None
+
+
+def _check_axes(
+    name: str, method: Method, axes: Mapping[str, Sequence[Any]] | None, settings: Mapping[str, Any], tune: Any
+) -> None:
+    if tune and not axes:
+        raise InputError(f"{name} has nothing to tune by itself; give a grid: tune = {{SETTING = [VALUE, VALUE]}}")
+    for key, values in (axes or {}).items():
+        if key in settings:
+            raise InputError(f"{name}.{key} is both given and tuned; leave one of them out")
+        for value in values:
+            load_method(name, **(asdict(method) | {key: value}))  # type: ignore[call-overload]
+
+
+class _MethodOptions(BaseModel):
+    model_config = STRICT
+
+    tune: bool | Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] = Field(
+        False, description="true, false, or lists of values to try: {SETTING = [VALUE, VALUE]}"
+    )
+    tuning_seed: Seed | None = Field(None, description=SEED)  # its first seed, unless the command line gives others
+    seeds: Seeds | None = Field(None, description=SEEDS)
+    oracle: bool = False  # beside the method, its best settings on the test rows
+
+
+def _protocols(table: Mapping[str, Any]) -> Iterator[Protocol]:
+    hints = get_type_hints(Protocol)
+    known: dict[str, Any] = {key: (hint | list[hint], None) for key, hint in hints.items()}  # type: ignore[valid-type]
+    valid = validated(create_model("protocol", __config__=STRICT, **known), table, "protocol")
+    for combination in _combinations(valid.model_dump(exclude_unset=True), "protocol"):  # 1 is 1.0 from here on
+        if combination.get("partition") == "given":
+            combination.setdefault("n_clients", None)
+        yield Protocol(**combination)
+
+
+def _combinations(table: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
+    """A list means a sweep: every combination of its entries with those of the other lists."""
+    axes = [value if isinstance(value, list) else [value] for value in table.values()]
+    for key, axis in zip(table, axes, strict=True):
+        if not axis:
+            raise InputError(f"{where}.{key} is an empty list; a sweep needs at least one value")
+    return (dict(zip(table, values, strict=True)) for values in product(*axes))
+
+
+def _digest(what: Any) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]

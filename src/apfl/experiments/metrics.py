@@ -1,0 +1,184 @@
+"""How good the clients' models are, and the record of a run.
+
+A metric's name carries its weighting. The paper's is ``accuracy_client_mean``: the unweighted mean over clients of the
+accuracy of each client's final model on its own test rows. All are fractions. A client without test rows has no
+accuracy; it is left out and counted in ``n_clients_without_test``. A test row without a decision counts as wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from apfl.data.federation import Model, Shard
+from apfl.errors import InputError
+from apfl.models.dual_stream import DualStream
+from apfl.models.undecided import undecided
+
+__all__ = ["Record", "class_counts", "client_accuracies", "metrics", "primary_accuracies"]
+
+
+def client_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[float | None]:
+    """Accuracy of each client's model on the client's own test rows; None without any."""
+    pairs = [pair for pair in _pairs(models, tests) if len(pair[1])]
+    hits = [(_predicted(model, test)[1] == test.labels).double().mean() for model, test in pairs]
+    known = iter(torch.stack(hits).tolist() if hits else [])  # one wait for the device, not one for each client
+    return [next(known) if len(test) else None for test in tests]
+
+
+def primary_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[float | None]:
+    """Accuracy of the shared primary stream alone on each client's test rows; empty for models that have no other."""
+    shared = [
+        replace(model, refinement_map=None, refinement=None, balance=0.0, prior=None)
+        for model in models
+        if isinstance(model, DualStream) and (model.refinement is not None or model.prior is not None)
+    ]
+    return client_accuracies(shared, tests) if shared and len(shared) == len(models) else []
+
+
+def class_counts(shards: Sequence[Shard], n_classes: int) -> list[list[int]]:
+    """How many rows of each class every client has, (clients, classes)."""
+    return [torch.bincount(shard.labels, minlength=n_classes).tolist() for shard in shards]
+
+
+def metrics(models: Sequence[Model], tests: Sequence[Shard], n_classes: int) -> dict[str, Any]:
+    """All metrics of one set of models, one model for each client.
+
+    ``accuracy_worst_decile`` is the mean of the ceil(K/10) worst clients. ``balanced_accuracy_client_mean`` averages
+    recall over the classes in a client's test rows, then over clients. ``auroc_client_mean`` is one-vs-rest over the
+    classes that a client's test rows both have and lack. ``recall_per_class`` pools the clients' test rows.
+    """
+    accuracies: list[float | None] = []
+    balanced, aurocs = [], []
+    hits, counts = np.zeros(n_classes), np.zeros(n_classes)
+    for model, test in _pairs(models, tests):
+        scores, predicted = (each.cpu().numpy() for each in _predicted(model, test))
+        labels = test.labels.cpu().numpy()
+        accuracies.append(_accuracy(predicted, test))
+        if not len(labels):
+            continue
+        own_hits = np.bincount(labels[predicted == labels], minlength=n_classes)
+        own_counts = np.bincount(labels, minlength=n_classes)
+        present = own_counts > 0
+        balanced.append(float((own_hits[present] / own_counts[present]).mean()))
+        aurocs += [auroc for auroc in [_auroc(scores, labels, own_counts)] if auroc is not None]
+        hits, counts = hits + own_hits, counts + own_counts
+    known = np.array([accuracy for accuracy in accuracies if accuracy is not None])
+    if not len(known):
+        raise InputError("no client has test rows, so there is nothing to measure; keep some back for testing")
+    return {
+        "accuracy_client_mean": float(known.mean()),
+        "accuracy_client_std": float(known.std()),
+        "accuracy_sample_mean": float(hits.sum() / counts.sum()),
+        "accuracy_worst_decile": float(np.sort(known)[: math.ceil(len(known) / 10)].mean()),
+        "balanced_accuracy_client_mean": float(np.mean(balanced)),
+        "auroc_client_mean": float(np.mean(aurocs)) if aurocs else None,
+        "recall_per_class": [float(h / c) if c else None for h, c in zip(hits, counts, strict=True)],
+        "client_accuracies": accuracies,
+        "n_clients_without_test": len(accuracies) - len(known),
+    }
+
+
+def _pairs(models: Sequence[Model], tests: Sequence[Shard]) -> list[tuple[Model, Shard]]:
+    if len(models) != len(tests):
+        raise InputError(f"{len(models)} models for {len(tests)} clients; there must be one for each")
+    return list(zip(models, tests, strict=True))
+
+
+def _predicted(model: Model, test: Shard) -> tuple[Tensor, Tensor]:
+    """Scores (n, c), NaN as the lowest, and classes (n,), -1 for a row without a decision: it counts as wrong."""
+    scores = model.scores(test.features)
+    missed = undecided(model, test.features, scores) > 0
+    return scores.nan_to_num(-math.inf, math.inf, -math.inf), scores.argmax(1).masked_fill(missed, -1)
+
+
+def _accuracy(predicted: np.ndarray, test: Shard) -> float | None:
+    return float((predicted == test.labels.cpu().numpy()).mean()) if len(test) else None
+
+
+def _auroc(scores: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> float | None:
+    """Macro one-vs-rest area under the ROC curve from ranks (ties count half), over the classes where it is defined."""
+    defined = np.flatnonzero((counts > 0) & (counts < len(labels)))
+    if not len(defined):
+        return None
+    from scipy.stats import rankdata  # here, because it takes a second to import and few processes measure
+
+    positives = counts[defined]
+    ranks = rankdata(scores[:, defined], axis=0) * (labels[:, None] == defined)
+    above = ranks.sum(0) - positives * (positives + 1) / 2
+    return float((above / (positives * (len(labels) - positives))).mean())
+
+
+@dataclass(frozen=True)
+class Record:
+    """One method on one federation with one seed: enough to read the result and to run it again."""
+
+    method: str
+    seed: int
+    data: str
+    data_sha256: str | None
+    partition: str
+    n_clients: int
+    alpha: float | None
+    settings: Mapping[str, Any]  # every setting of the method, defaults included
+    protocol: Mapping[str, Any]  # how rows were dealt out and split
+    accuracy_client_mean: float
+    accuracy_client_std: float  # over clients
+    accuracy_sample_mean: float
+    accuracy_worst_decile: float
+    balanced_accuracy_client_mean: float
+    auroc_client_mean: float | None
+    recall_per_class: Sequence[float | None]
+    client_accuracies: Sequence[float | None]
+    n_clients_without_test: int
+    client_names: Sequence[str]
+    n_train: Sequence[int]  # rows of each client
+    n_test: Sequence[int]
+    rounds: int  # server -> client -> server exchanges
+    bytes_up: int  # over all clients
+    bytes_down: int
+    seconds: float  # training alone, from features in memory to models in memory
+    device: str
+    versions: Mapping[str, str | None]
+    class_names: Sequence[str] = ()
+    class_counts: Sequence[Sequence[int]] = ()  # training rows of the measured clients, (clients, classes)
+    primary_accuracies: Sequence[float | None] = ()  # of the shared stream alone, where a model has another one too
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
+    curve: Sequence[Sequence[float]] = ()  # after each round: seconds, bytes both ways, accuracy_client_mean
+    threads: int | None = None  # of torch and BLAS; another number may round differently
+    source: Mapping[str, Any] = field(default_factory=dict)  # what --data and its options were
+    tuning: Mapping[str, Any] = field(default_factory=dict)  # how the settings were chosen, where they were: the grid
+    first_client_scores: float | None = None  # with reshuffle: the norm of its scores, the same while its model is
+
+    def to_json(self) -> str:
+        """One line of ``records.jsonl``."""
+        return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(line: str) -> Record:
+        """The record of one line."""
+        try:
+            return _typed().validate_python(asdict(Record(**json.loads(line))))
+        except (ValueError, TypeError) as error:  # ValueError: JSON's and pydantic's
+            raise InputError(f"not a record: {error}") from error
+
+    @property
+    def run(self) -> tuple[Any, ...]:
+        """What was run, without what came out: equal for two records of the same cell."""
+        setting = (self.data, self.data_sha256, self.partition, self.n_clients, self.alpha)
+        return (*setting, json.dumps([self.settings, self.protocol], sort_keys=True), self.method, self.seed)
+
+
+@cache
+def _typed() -> TypeAdapter[Record]:
+    return TypeAdapter(Record)

@@ -1,0 +1,234 @@
+"""From a dataset to records: deal the rows out, run a method, measure it, write it down."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from apfl.data.federation import Dataset, Federation, Method, Model, Round
+from apfl.data.protocol import Protocol, apart, federate
+from apfl.errors import InputError
+from apfl.experiments.checkpoint import Checkpoint, load, save
+from apfl.experiments.metrics import Record, class_counts, client_accuracies, metrics, primary_accuracies
+from apfl.files import replacing
+from apfl.models.file import write
+
+__all__ = ["Protocol", "federate", "keep_record", "read_records", "run", "save_models", "versions"]
+
+
+def run(
+    name: str,
+    method: Method,
+    federation: Federation,
+    dataset: Dataset,
+    protocol: Protocol,
+    seed: int,
+    *,
+    on_round: Callable[[Round], None] | None = None,
+    checkpoint: Path | None = None,
+    checkpoint_seconds: float = 60,
+) -> tuple[Record, Sequence[Model]]:
+    """Train and measure one method. ``seconds`` counts training alone; the last round is what is measured.
+
+    With ``checkpoint`` a run of many rounds that is stopped leaves that file, and the next one goes on from it; a
+    killed one goes on from what it last wrote, at most ``checkpoint_seconds`` before. Where the protocol has clients
+    unseen in training, models and metrics are theirs alone.
+    """
+    trained, late = apart(federation, protocol, seed)
+    measured = trained if late is None else late
+    what = [name, seed, dataset.sha256, asdict(protocol), asdict(method)]  # type: ignore[call-overload]
+    last, seconds, curve = _train(name, method, trained, late, seed, what, on_round, checkpoint, checkpoint_seconds)
+    models = last.models if late is None else _admitted(name, last, late)
+    uses_alpha = protocol.partition.startswith("dirichlet")
+    record = Record(
+        method=name,
+        seed=seed,
+        data=dataset.name,
+        data_sha256=dataset.sha256,
+        partition=protocol.partition,
+        n_clients=len(federation.train),
+        alpha=protocol.alpha if uses_alpha else None,
+        settings=asdict(method),  # type: ignore[call-overload]
+        protocol=asdict(protocol),
+        **metrics(models, measured.test, measured.n_classes),
+        client_names=list(measured.names),
+        n_train=[len(shard) for shard in measured.train],
+        n_test=[len(shard) for shard in measured.test],
+        rounds=last.index,
+        bytes_up=last.bytes_up,
+        bytes_down=last.bytes_down,
+        seconds=seconds,
+        device=str(federation.train[0].features.device),
+        threads=torch.get_num_threads(),
+        versions=versions(),
+        class_names=list(federation.class_names),
+        class_counts=class_counts(measured.train, measured.n_classes),
+        primary_accuracies=primary_accuracies(models, measured.test),
+        chosen=dict(last.chosen),
+        provenance=dict(dataset.provenance),
+        curve=curve,
+        first_client_scores=_norm_of_scores(models, measured) if protocol.reshuffle is not None else None,
+    )
+    return record, models
+
+
+def _train(
+    name: str,
+    method: Method,
+    federation: Federation,
+    late: Federation | None,
+    seed: int,
+    what: Sequence[Any],
+    on_round: Callable[[Round], None] | None,
+    checkpoint: Path | None,
+    checkpoint_seconds: float,
+) -> tuple[Round, float, list[list[float]]]:
+    """The last round, the seconds it took to get there, and the curve; ``what`` says of which run a checkpoint is."""
+    found = None if checkpoint is None else load(checkpoint, what)
+    seconds, curve = (0.0, []) if found is None else (found.seconds, found.curve)
+    resume: dict[str, Any] = {} if found is None else {"resume": found.state}
+    rounds = method.rounds(federation.train, federation.n_classes, seed, **resume)
+    reached: tuple[Round, float, int] | None = None  # a whole round, the time so far, the length of the curve before it
+    written = time.monotonic()
+
+    def keep() -> None:
+        if checkpoint is not None and reached is not None and reached[0].state is not None:
+            save(checkpoint, what, Checkpoint(reached[0].state, reached[1], curve[: reached[2]]))
+
+    try:
+        while True:
+            start = time.perf_counter()
+            current = next(rounds, None)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if current is None:
+                break
+            seconds += time.perf_counter() - start
+            curve.append(
+                [seconds, float(current.bytes_up + current.bytes_down), _accuracy(name, current, federation, late)]
+            )
+            reached = (current, seconds, len(curve) - 1)
+            if on_round is not None:
+                on_round(current)
+            if time.monotonic() - written > checkpoint_seconds:
+                keep()
+                written = time.monotonic()
+    except (KeyboardInterrupt, SystemExit):
+        keep()
+        raise
+    if reached is None:
+        raise InputError(f"method {name} yielded no round")
+    return reached[0], seconds, curve
+
+
+def _accuracy(name: str, current: Round, federation: Federation, late: Federation | None) -> float:
+    """A point of the curve. The record's accuracies are those of `metrics`, which refuses a run without test rows."""
+    models, tests = (current.models, federation.test) if late is None else (_admitted(name, current, late), late.test)
+    accuracies = [each for each in client_accuracies(models, tests) if each is not None]
+    return float(np.mean(accuracies)) if accuracies else 0.0
+
+
+def _admitted(name: str, current: Round, late: Federation) -> Sequence[Model]:
+    """The models of clients that took no part in training."""
+    if current.admit is not None:
+        return current.admit(late.train)
+    if any(model is not current.models[0] for model in current.models):
+        raise InputError(f"method {name} has no model for clients unseen in training; leave it out")
+    return [current.models[0]] * len(late.train)
+
+
+def _norm_of_scores(models: Sequence[Model], federation: Federation) -> float:
+    """Of the first client on its own test rows: stays the same while its model does, to rounding."""
+    return float(models[0].scores(federation.test[0].features).double().norm())
+
+
+def save_models(models: Sequence[Model], folder: Path, class_names: Iterable[str]) -> None:
+    """Write ``client-K.safetensors`` for every client; a tensor they all share is written once, beside them.
+
+    The folder is made aside and put in place at the end, so it holds all models of one run or is not there.
+    """
+    containers = [model.container() for model in models]
+    first = containers[0].tensors
+    shared = [name for name in first if all(c.tensors.get(name) is first[name] for c in containers)]
+    making, former = folder.with_name(f".{folder.name}.making"), folder.with_name(f".{folder.name}.former")
+    shutil.rmtree(making, ignore_errors=True)
+    try:
+        for k, container in enumerate(containers):
+            settings = container.settings | {"class_names": list(class_names)}
+            only_one = () if len(containers) == 1 else shared
+            write(replace(container, settings=settings), making / f"client-{k}.safetensors", shared=only_one)
+        shutil.rmtree(former, ignore_errors=True)
+        if folder.exists():
+            folder.rename(former)
+        making.rename(folder)
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror or error}; choose another --out") from error
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a ``.jsonl``, of one ``.json``, or of a folder, in order; none if there is no such file.
+
+    A folder is searched, with those in it, for ``records.jsonl`` (`apfl run`) and ``cells/*.json`` (`apfl bench`);
+    it may be such a ``cells`` itself.
+    """
+    if path.is_dir():
+        files = {*path.rglob("records.jsonl"), *path.rglob("cells/*.json")}
+        files |= set(path.glob("*.json")) if path.resolve().name == "cells" else set()
+        return [record for file in sorted(files) for record in read_records(file)]
+    try:
+        if not path.exists():
+            return []
+        if path.suffix == ".json":
+            return [Record.from_json(path.read_text())]
+        return [Record.from_json(line) for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError, InputError) as error:
+        raise InputError(
+            f"{path} cannot be read as records ({error}); give what apfl wrote. "
+            "A cell that was cut short is run again by the `apfl bench` that wrote it"
+        ) from error
+
+
+def keep_record(record: Record, path: Path) -> None:
+    """Add a record to the file; one of the same run takes the place of the earlier. The file is never half-written."""
+    kept = [other for other in read_records(path) if other.run != record.run]
+    with replacing(path) as temporary:
+        temporary.write_text("".join(f"{each.to_json()}\n" for each in [*kept, record]))
+
+
+def versions() -> dict[str, str | None]:
+    """The versions a result depends on, and the commit of the source: $APFL_COMMIT, or the checkout's."""
+    packages = {name: version(name) for name in ("apfl", "torch", "numpy", "scipy", "scikit-learn")}
+    return {"python": platform.python_version(), **packages, "git": os.environ.get("APFL_COMMIT") or _git_commit()}
+
+
+def _git_commit() -> str | None:
+    here = Path(__file__).parent
+    try:
+        tracked = subprocess.run(
+            ["git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name],
+            capture_output=True,
+            check=False,
+        )
+        if tracked.returncode:
+            return None  # installed into some other project's checkout: its commit says nothing about us
+        described = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return described.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,175 @@
+"""What one process of `apfl bench` does: cell after cell, each on disk when it is done."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from apfl.data.federation import Dataset, Federation, Round
+from apfl.data.protocol import apart, federate
+from apfl.errors import InputError
+from apfl.experiments.cells import Cell
+from apfl.experiments.metrics import Record
+from apfl.experiments.oracle import best_on_test
+from apfl.experiments.run import run
+from apfl.experiments.tuning import HELD_OUT, ROUNDS, Tuned, tune_once
+from apfl.files import replacing
+
+__all__ = ["Job", "Setting", "work"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell to run, or its settings to tune; ``needs`` is the key of the tuning it waits for."""
+
+    key: str
+    cell: Cell
+    tuning: bool = False
+    needs: str | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all jobs of a plan have in common."""
+
+    folder: Path
+    load: Callable[[], Dataset]
+    source: Mapping[str, Any]
+    device: str
+    threads: int
+    checkpoint_seconds: float
+    n_workers: int = 1
+
+
+def work(connection: Connection, setting: Setting) -> None:
+    """The process: take jobs until there are none. An error is reported and ends that job alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone; the parent says who stops
+    signal.signal(signal.SIGTERM, _leave)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    torch.set_num_threads(setting.threads)
+    threadpool_limits(setting.threads)
+    if setting.device.startswith("cuda") and setting.n_workers > 1:
+        # At its limit a process gives back what it holds unused, which the others cannot make it do.
+        torch.cuda.set_per_process_memory_fraction(0.9 / setting.n_workers, torch.device(setting.device).index)
+    bench = _Bench(setting, connection)
+    while (job := connection.recv()) is not None:
+        answer: tuple[str, Any]
+        try:
+            answer = ("done", (bench.tune if job.tuning else bench.run)(job))
+        except InputError as error:
+            answer = ("failed", " ".join(str(error).split()))
+        except Exception:
+            answer = ("failed", traceback.format_exc())
+        connection.send(answer)
+
+
+class _Bench:
+    """The data and the federation at hand, kept from one job to the next."""
+
+    def __init__(self, setting: Setting, connection: Connection) -> None:
+        self.setting, self.connection = setting, connection
+        self.dataset: Dataset | None = None
+        self.at_hand: tuple[Any, Federation] | None = None
+
+    def run(self, job: Job) -> float:
+        """Train, measure, write the record; the accuracy."""
+        cell, folder = job.cell, self.setting.folder
+        dataset, federation = self._federation(cell, cell.seed)
+        tuned = None if job.needs is None else self._tuned(job.needs, cell)
+        method: Any = cell.method if tuned is None else tuned.method
+        if cell.oracle:
+            method = best_on_test(method, federation, cell.seed)
+        checkpoint = folder / "checkpoints" / f"{job.key}.safetensors"
+        record, _ = run(
+            cell.name, method, federation, dataset, cell.protocol, cell.seed,
+            on_round=_Teller(self.connection), checkpoint=checkpoint,
+            checkpoint_seconds=self.setting.checkpoint_seconds,
+        )  # fmt: skip
+        record = replace(
+            record, method=cell.row, source=dict(self.setting.source),
+            tuning={} if tuned is None else _account(cell, tuned),
+        )  # fmt: skip
+        _keep(record, folder / "cells" / f"{job.key}.json")
+        checkpoint.unlink(missing_ok=True)
+        return record.accuracy_client_mean
+
+    def tune(self, job: Job) -> float:
+        """Try the grid; the result stays in the folder. The best accuracy on held-out rows."""
+        tuned = self._tuned(job.key, job.cell)
+        return max(float(each["accuracy_client_mean"]) for each in tuned.results)
+
+    def _tuned(self, key: str, cell: Cell) -> Tuned:
+        path, clients, seed = self.setting.folder / "tuning" / f"{key}.jsonl", [], cell.tuning_seed
+        if not path.exists():
+            federation = self._federation(cell, seed)[1]
+            clients = list(apart(federation, cell.protocol, seed)[0].train)
+        dataset = self._data()
+        n_classes, where = len(dataset.class_names), [dataset.sha256, cell.label]
+        tell = _Teller(self.connection)
+        return tune_once(
+            path, cell.name, cell.method, clients, n_classes, seed, where, cell.tune, tell.say,
+            self.setting.folder / "checkpoints" / f"{key}.safetensors", self.setting.checkpoint_seconds,
+        )  # fmt: skip
+
+    def _data(self) -> Dataset:
+        if self.dataset is None:
+            self.dataset = self.setting.load()
+        return self.dataset
+
+    def _federation(self, cell: Cell, seed: int) -> tuple[Dataset, Federation]:
+        dataset = self._data()
+        if self.at_hand is None or self.at_hand[0] != (cell.protocol, seed):
+            self.at_hand = None  # let go of one before the next is made
+            self.at_hand = (cell.protocol, seed), federate(dataset, cell.protocol, seed).to(self.setting.device)
+        return dataset, self.at_hand[1]
+
+
+class _Teller:
+    """Says which round a cell is at, or which share of a grid is done, a few times a second."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection, self.last = connection, time.monotonic()
+
+    def __call__(self, current: Round) -> None:
+        self.say(current.index)
+
+    def say(self, reached: float) -> None:
+        if time.monotonic() - self.last > 0.2:
+            self.connection.send(("round", reached))
+            self.last = time.monotonic()
+
+
+def _keep(record: Record, path: Path) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(record.to_json() + "\n")
+
+
+def _account(cell: Cell, tuned: Tuned) -> dict[str, Any]:
+    return {
+        "seed": cell.tuning_seed, "held_out": HELD_OUT, "rounds": min(getattr(cell.method, "n_rounds", 1), ROUNDS),
+        "axes": {name: list(values) for name, values in (cell.tune or {}).items()}, "results": list(tuned.results),
+    }  # fmt: skip
+
+
+def _leave(*_: Any) -> None:
+    raise SystemExit(143)  # `run` and `tune` then write their checkpoints
+
+
+def _leave_with_parent() -> None:
+    """A parent that was killed leaves nobody behind who would work in the same folder as its successor."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

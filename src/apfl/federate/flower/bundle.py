@@ -1,0 +1,61 @@
+"""The Flower app: a pyproject that names the two components of this package, and no code.
+
+Every party runs the apfl it installed itself. The bundle that Flower sends around holds nothing to execute, and
+its hash is the same wherever this version is installed, which is what `supernode` checks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import apfl
+from apfl.files import replacing
+
+__all__ = ["app_hash", "write_app"]
+
+PYPROJECT = """\
+[project]
+name = "apfl"
+version = "{version}"
+description = "Analytic personalised federated learning"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "apfl"
+
+[tool.flwr.app.components]
+serverapp = "apfl.federate.flower.server_app:app"
+clientapp = "apfl.federate.flower.client_app:app"
+
+# Overridden with `flwr run APP --run-config 'folder="/srv/federation" deadline=60.0'`.
+[tool.flwr.app.config]
+folder = ""
+deadline = 600.0
+linger = 0.0
+evaluate = false
+predict = false
+leave = ""
+forget = false
+"""
+
+
+def pyproject() -> str:
+    """What the app's one file says."""
+    return PYPROJECT.format(version=apfl.__version__)
+
+
+def write_app(folder: Path) -> Path:
+    """The app as a folder that ``flwr run`` takes."""
+    with replacing(folder / "pyproject.toml") as temporary:
+        temporary.write_text(pyproject())
+    return folder
+
+
+def app_hash() -> str:
+    """The hash of the bundle Flower makes of the app."""
+    from flwr.cli.build import build_fab_from_files
+
+    content, _ = build_fab_from_files({"pyproject.toml": pyproject().encode()})
+    return hashlib.sha256(content).hexdigest()

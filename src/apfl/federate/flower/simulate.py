@@ -1,0 +1,60 @@
+"""A whole federation on this machine, in Flower's simulation engine: the same two apps, without a network."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+
+from apfl.data import load_dataset
+from apfl.data.federation import Dataset, Federation
+from apfl.errors import InputError
+from apfl.experiments.run import Protocol, federate
+from apfl.federate import Coordinator, Terms
+from apfl.federate.flower.client_app import SIMULATION
+from apfl.federate.flower.events import WORDS
+from apfl.federate.flower.processes import QUIET
+from apfl.files import replacing
+
+__all__ = ["simulate"]
+
+
+def simulate(folder: Path, data: str, protocol: Protocol, seed: int, terms: Terms, *, as_json: bool = False) -> None:
+    """Deal the rows out to sites under ``folder``, and run the federation until every site has its model."""
+    dataset = load_dataset(data)
+    federation = federate(dataset, protocol, seed)
+    if (folder / "ledger.sqlite").exists():
+        raise InputError(f"{folder} holds a federation already; choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    with Coordinator(folder, terms):
+        pass
+    for number in range(len(federation.train)):
+        _write_site(folder / "sites" / f"site-{number:03d}" / "features.npz", federation, number, dataset)
+    os.environ |= {**QUIET, SIMULATION: str(folder.absolute()), "APFL_FEDERATION": str(folder.absolute())}
+    os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **({} if as_json else {WORDS: "1"})}
+    from flwr.simulation import run_simulation
+
+    from apfl.federate.flower.client_app import app as client_app
+    from apfl.federate.flower.server_app import app as server_app
+
+    for name in ("flwr", "apfl.federate"):  # the events say it all
+        logging.getLogger(name).setLevel(logging.ERROR)
+    run_simulation(
+        server_app, client_app, num_supernodes=len(federation.train),
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+    )  # fmt: skip
+
+
+def _write_site(path: Path, federation: Federation, number: int, dataset: Dataset) -> None:
+    """One site's rows as a file, with a column that says which are for testing."""
+    train, test = federation.train[number], federation.test[number]
+    with replacing(path) as temporary, temporary.open("wb") as stream:
+        np.savez(
+            stream,
+            features=np.concatenate([train.features.numpy(), test.features.numpy()]),
+            labels=np.concatenate([train.labels.numpy(), test.labels.numpy()]),
+            class_names=np.array(dataset.class_names),
+            test=np.arange(len(train) + len(test)) >= len(train),
+        )

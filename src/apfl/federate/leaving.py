@@ -1,0 +1,183 @@
+"""A client that leaves: afterwards everything is as if it had never joined, and this is shown.
+
+Its statistics are subtracted from the exact sum, every stored publication that includes it is deleted with the tables
+made under it, and the primary is published anew: gamma is chosen again, and clients send new tables. What cannot be
+undone from here is listed: copies of earlier primaries at other clients, and what the settled terms took from it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from apfl.errors import InputError
+from apfl.federate.ledger import Ledger
+from apfl.federate.sums import ExactSum
+from apfl.federate.terms import Terms
+from apfl.maths.personalise import solve_primary
+
+if TYPE_CHECKING:
+    from apfl.federate.coordinator import Coordinator
+
+__all__ = ["Evidence", "leave"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was done when a client left, and how that is known."""
+
+    client: str
+    sha256: str | None  # of what it had contributed
+    n_samples: int
+    members: int  # clients that remain
+    deleted: tuple[int, ...]  # publications that included it
+    holders: tuple[str, ...]  # clients that still hold one of those
+    publication: int | None  # the new one
+    difference: float | None  # of the primary to one recomputed from the others' contributions, where they are kept
+    residual: float | None  # |(S + gamma I) G - B| / |B| of the new primary
+    remains: tuple[str, ...]  # what the terms still owe to it
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """In words."""
+        what = "had not contributed" if self.sha256 is None else f"{self.n_samples} rows, {self.sha256[:12]}"
+        told = [f"{self.client} left ({what}); {self.members} clients remain"]
+        if self.deleted:
+            told.append(f"deleted publications that included it: {', '.join(map(str, self.deleted))}")
+        if self.publication is not None:
+            told.append(f"published anew as {self.publication}")
+        if self.difference is not None:
+            told.append(f"difference to recomputing from the remaining contributions: {self.difference:.1e}")
+        elif self.residual is not None:
+            told.append(f"residual of the normal equations without it: {self.residual:.1e}")
+        if self.holders:
+            told.append(f"still hold a primary that includes it, until they refit: {', '.join(self.holders)}")
+        return told + [f"not undone: {each}" for each in self.remains]
+
+
+def leave(coordinator: Coordinator, client: str, data: bytes | None, *, forget: bool) -> Evidence:
+    """Take a client out; with ``forget`` erase its name as well."""
+    ledger = coordinator.ledger
+    coordinator.known(client)
+    row = ledger.row("SELECT * FROM contributions WHERE client = ?", client)
+    if row is None and not forget and ledger.row("SELECT gone FROM clients WHERE name = ? AND gone", client):
+        raise InputError(f"{client} has left already")
+    described = ledger.row("SELECT 1 FROM descriptions WHERE client = ?", client) is not None
+    remains = _remains(coordinator.draft) if described and ledger.get("terms") else ()
+    deleted = [each["publication"] for each in ledger.rows("SELECT publication FROM members WHERE client = ?", client)]
+    holders = _holders(ledger, client, deleted)
+    difference = None
+    if row is None:
+        with ledger.transaction():
+            _erase(ledger, client, forget)
+    else:
+        difference = _take_out(coordinator, row, data, deleted, forget)
+    ledger.scrub()
+    publication, residual = None, None
+    if deleted and coordinator.ready():
+        publication = coordinator.publish().number
+        residual = _residual(coordinator.pool.running(), coordinator.terms)
+    n_members = len(coordinator.pool.members()) if ledger.get("terms") else 0
+    return Evidence(
+        client, row["sha256"] if row else None, row["n"] if row else 0, n_members, tuple(deleted), holders, publication,
+        difference, residual, remains,
+    )  # fmt: skip
+
+
+def _take_out(
+    coordinator: Coordinator, row: dict[str, Any], data: bytes | None, deleted: list[int], forget: bool
+) -> float | None:
+    """Remove a contribution; the difference to a recomputation, where that can be had."""
+    ledger, pool, client = coordinator.ledger, coordinator.pool, row["client"]
+    marks = ", ".join("?" * len(deleted))
+    files = [each["blob"] for each in ledger.rows(f"SELECT blob FROM publications WHERE number IN ({marks})", *deleted)]
+    files += [row["blob"]] if row["blob"] else []
+
+    def erase() -> None:
+        ledger.db.execute("INSERT OR IGNORE INTO departed VALUES (?)", (row["sha256"],))
+        ledger.db.execute("DELETE FROM contributions WHERE client = ?", (client,))
+        ledger.db.execute(f"DELETE FROM publications WHERE number IN ({marks})", deleted)
+        if deleted:
+            ledger.put("stale", "1")
+        _erase(ledger, client, forget)
+
+    if not row["folded"]:
+        with ledger.transaction():
+            erase()
+        ledger.blobs.remove(files)
+        return None
+    running, fresh = pool.without(client, data), pool.recomputed(client)
+    difference = None if fresh is None else _difference(running, fresh, coordinator.terms)
+    with pool.replaced(running, files):
+        erase()
+    return difference
+
+
+def _erase(ledger: Ledger, client: str, forget: bool) -> None:
+    """What the ledger says about a client: all of it, or all but that it was there and left."""
+    ledger.put("scrub", "due")
+    for table in ("descriptions", "metrics", "tables", "holders"):
+        ledger.db.execute(f"DELETE FROM {table} WHERE client = ?", (client,))
+    if forget:
+        ledger.db.execute("DELETE FROM events WHERE client = ?", (client,))
+        ledger.db.execute("DELETE FROM refusals WHERE client = ?", (client,))
+        _unname(ledger, client)
+        ledger.db.execute("DELETE FROM clients WHERE name = ?", (client,))
+        ledger.event("forgot")
+    else:
+        ledger.db.execute("UPDATE clients SET gone = ? WHERE name = ?", (time.time(), client))
+        ledger.event("left", client)
+
+
+def _unname(ledger: Ledger, client: str) -> None:
+    """Take a name out of the reasons why others were refused; the refusals themselves stay."""
+    whole = re.compile(rf"(?<![\w.-]){re.escape(client)}(?![\w-])")  # site-1 is not site-10
+    for row, reason in ledger.db.execute("SELECT rowid, reason FROM refusals").fetchall():
+        if whole.search(reason):
+            ledger.db.execute("UPDATE refusals SET reason = ? WHERE rowid = ?", (whole.sub("(forgotten)", reason), row))
+
+
+def _holders(ledger: Ledger, client: str, deleted: list[int]) -> tuple[str, ...]:
+    marks = ", ".join("?" * len(deleted))
+    found = ledger.rows(
+        f"SELECT DISTINCT client FROM holders WHERE publication IN ({marks}) AND client <> ? ORDER BY client",
+        *deleted, client,
+    )  # fmt: skip
+    return tuple(row["client"] for row in found)
+
+
+def _remains(draft: Terms) -> tuple[str, ...]:
+    """What the settled terms took from the descriptions; it stays, or every model would change its shape."""
+    open_terms = {
+        "the list of classes": draft.class_names is None,
+        "the width of the map, which followed the number of rows described": draft.method.d_primary == "auto",
+        "the normalisation, which followed the moments described": draft.method.normalise == "auto",
+        "mean and std of the features": draft.method.normalise in ("standardise", "columns"),
+    }
+    return tuple(what for what, was_open in open_terms.items() if was_open)
+
+
+def _difference(a: ExactSum, b: ExactSum, terms: Terms) -> float | None:
+    """Between the primaries of two sums, relative; none if the sums are the same to the last bit."""
+    if a == b:
+        return 0.0
+    if not b.n_samples:
+        return None
+    one, other = (solve_primary(each.statistics(), terms.method.gamma).weights for each in (a, b))
+    return float((one - other).norm() / other.norm())
+
+
+def _residual(running: ExactSum, terms: Terms) -> float:
+    """|(S + gamma I) G - B| / |B|: how well the primary solves the equations without the client."""
+    stats = running.statistics()
+    primary = solve_primary(stats, terms.method.gamma)
+    left = torch.addmm(stats.crosscorrelation, stats.autocorrelation, primary.weights, beta=-1)
+    left += primary.gamma * primary.weights
+    return float(left.norm() / stats.crosscorrelation.norm())

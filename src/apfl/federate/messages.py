@@ -1,0 +1,234 @@
+"""The other messages: a description, a publication, a table of hits, a choice, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apfl.errors import InputError
+from apfl.federate.terms import Description, Terms, check_name
+from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
+from apfl.maths.hits import choose
+from apfl.maths.normalise import Moments, needs_moments
+from apfl.maths.wire import pack
+
+__all__ = [
+    "Broadcast", "Choice", "Table", "open_choice", "open_description", "open_metrics", "open_publication", "open_table",
+    "seal_choice", "seal_description", "seal_metrics", "seal_publication", "seal_table",
+]  # fmt: skip
+
+
+def seal_description(description: Description, draft: Terms) -> bytes:
+    """Before anything is agreed: n, feature width, class names, and the moments if the normalisation needs them."""
+    tensors = {"n": torch.tensor(description.n_samples)}
+    if description.moments is not None:
+        tensors |= {"sums": description.moments.sums, "squares": description.moments.squares}
+    header = {
+        **_address(draft, description.client), "n": description.n_samples, "n_features": description.n_features,
+        "classes": list(description.class_names),
+    }  # fmt: skip
+    return seal("description", header, tensors)
+
+
+def open_description(data: bytes, draft: Terms) -> Description:
+    """A description under this draft, checked."""
+    with_moments = needs_moments(draft.method.normalise)
+
+    def expected(header: dict[str, Any]) -> Expected:
+        _check_address(header, draft)
+        size = (count(header, "n_features", 2**24),)
+        extra: Expected = {"sums": (("F64",), size), "squares": (("F64",), size)} if with_moments else {}
+        return {"n": (("I64",), ()), **extra}
+
+    header, tensors = unseal("description", data, expected)
+    names = header.get("classes")
+    if not isinstance(names, list) or not all(isinstance(each, str) and len(each) <= 1000 for each in names):
+        raise InputError("a description must list class names")
+    n, shared = count(header, "n"), None
+    if n < 1 or len(set(names)) < len(names) or n < len(names) * draft.min_per_class:
+        raise InputError(f"a description of {n} rows in {len(names)} classes contradicts itself")
+    if with_moments:
+        shared = Moments(n, tensors["sums"], tensors["squares"])
+        spread = shared.squares * n - shared.sums.square()  # n^2 times the variance
+        if not bool(torch.isfinite(spread).all()) or bool((spread < -1e-9 * shared.sums.square()).any()):
+            raise InputError("moments that no rows have: sums of squares below the squares of the sums, or not finite")
+    client = check_name("client", text(header, "client"))
+    return Description(client, n, count(header, "n_features", 2**24), tuple(names), shared)
+
+
+@dataclass(frozen=True, eq=False)
+class Broadcast:
+    """A publication as a client reads it."""
+
+    number: int
+    weights: Tensor  # G (d, c), float64
+    gamma: float
+    unit: float  # mean squared length of a row of Psi: the unit of the beta grid
+    n_samples: int
+    class_counts: Tensor  # (c,), float64
+    leverage: Tensor | None  # sketch (d, m), or with sketch=0 the packed factor
+    members: frozenset[str]  # content hashes of the contributions in it
+
+
+def seal_publication(
+    terms: Terms, number: int, weights: Tensor, gamma: float, unit: float, counts: Tensor, leverage: Tensor | None,
+    members: Sequence[str],
+) -> bytes:  # fmt: skip
+    """The primary stream with what clients need to refine it."""
+    tensors = {"weights": weights.to(terms.dtype), "class_counts": counts}
+    if leverage is not None:
+        tensors["leverage"] = (leverage if terms.method.sketch else pack(leverage)).to(terms.dtype)
+    header = {
+        "federation": terms.federation, "terms": terms.digest, "number": number, "gamma": gamma, "unit": unit,
+        "members": sorted(members),
+    }  # fmt: skip
+    return seal("publication", header, tensors)
+
+
+def open_publication(data: bytes, terms: Terms) -> Broadcast:
+    """A publication under these terms."""
+    wide = ("F64",) if terms.wire == "float64" else ("F32",)
+
+    def expected(header: dict[str, Any]) -> Expected:
+        _check_address(header, terms)
+        d, c, m = terms.width, terms.n_classes, terms.method.sketch
+        found: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+            "weights": (wide, (d, c)), "class_counts": (("F64",), (c,))
+        }  # fmt: skip
+        if terms.wants_leverage:
+            found["leverage"] = (wide, (d, m) if m else (d * (d + 1) // 2,))
+        return found
+
+    header, tensors = unseal("publication", data, expected)
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"a publication whose {name} contains NaN or infinity; get it again from the server")
+    members = header.get("members")
+    if not isinstance(members, list) or not all(isinstance(each, str) for each in members):
+        raise InputError("a publication must list the hashes of its members")
+    leverage = tensors.get("leverage")
+    counts = tensors["class_counts"]
+    return Broadcast(
+        count(header, "number"), tensors["weights"].to(torch.float64), positive(header, "gamma"),
+        positive(header, "unit"), int(counts.sum()), counts,
+        None if leverage is None else leverage.to(torch.float64), frozenset(members),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A client's left-out hits under one publication."""
+
+    client: str
+    number: int
+    hits: Tensor  # (betas, balances, taus), int64
+    sha256: str
+
+
+def seal_table(terms: Terms, client: str, number: int, hits: Tensor) -> bytes:
+    """A client's left-out hits, at most 2,000 integers."""
+    return seal("table", {**_address(terms, client), "number": number}, {"hits": hits})
+
+
+def open_table(data: bytes, terms: Terms) -> Table:
+    """A table of the agreed shape; whether it fits the client's n, the coordinator knows."""
+
+    def expected(header: dict[str, Any]) -> Expected:
+        _check_address(header, terms)
+        return {"hits": (("I64",), terms.grid(1.0).shape)}
+
+    header, tensors = unseal("table", data, expected)
+    return Table(check_name("client", text(header, "client")), count(header, "number"), tensors["hits"], sha256(data))
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What the summed tables chose."""
+
+    number: int  # of the publication
+    setting: tuple[float, float, float]  # beta, balance, tau
+    hits: Tensor | None  # the summed table, with scope="shrunk"
+    n_samples: int  # rows behind it
+    counted: frozenset[str]  # hashes of the tables in the sum
+
+
+def seal_choice(terms: Terms, number: int, unit: float, tables: Mapping[str, Tensor], n_samples: int) -> bytes:
+    """One setting for everyone from the summed tables; with scope "shrunk" the sum itself, for each to draw towards."""
+    tried = terms.grid(unit)
+    summed = torch.zeros(tried.shape, dtype=torch.int64)
+    for hits in tables.values():
+        summed += hits
+    setting = choose(summed, tried) if tables else (tried.betas[0], tried.balances[0], tried.taus[0])
+    header = {
+        "federation": terms.federation, "terms": terms.digest, "number": number, "setting": list(setting),
+        "n": n_samples, "counted": sorted(tables),
+    }  # fmt: skip
+    return seal("choice", header, {"hits": summed} if terms.method.scope == "shrunk" else {})
+
+
+def open_choice(data: bytes, terms: Terms) -> Choice:
+    """A choice under these terms."""
+
+    def expected(header: dict[str, Any]) -> Expected:
+        _check_address(header, terms)
+        return {"hits": (("I64",), terms.grid(1.0).shape)} if terms.method.scope == "shrunk" else {}
+
+    header, tensors = unseal("choice", data, expected)
+    setting, counted = header.get("setting"), header.get("counted")
+    if not isinstance(setting, list) or len(setting) != 3 or not isinstance(counted, list):
+        raise InputError("a choice must hold beta, balance and tau, and the tables behind them")
+    beta, balance, tau = (positive({"setting": value}, "setting", zero=True) for value in setting)
+    return Choice(
+        count(header, "number"), (beta, balance, tau), tensors.get("hits"), count(header, "n"),
+        frozenset(str(each) for each in counted),
+    )  # fmt: skip
+
+
+def seal_metrics(terms: Terms, client: str, number: int, accuracy: float, n_test: int) -> bytes:
+    """What a client reports about its model, if it chooses to."""
+    return seal("metrics", {**_address(terms, client), "number": number, "accuracy": accuracy, "n_test": n_test}, {})
+
+
+def open_metrics(data: bytes, terms: Terms) -> dict[str, Any]:
+    """Metrics under these terms: client, number, accuracy, n_test."""
+
+    def expected(header: dict[str, Any]) -> Expected:
+        _check_address(header, terms)
+        return {}
+
+    header, _ = unseal("metrics", data, expected)
+    accuracy = positive(header, "accuracy", zero=True)
+    if accuracy > 1 or count(header, "n_test") < 1:
+        raise InputError(f"accuracy {accuracy:g} on {header['n_test']} rows reported; it is a fraction of at least one")
+    return {
+        "client": check_name("client", text(header, "client")), "number": count(header, "number"),
+        "accuracy": accuracy, "n_test": count(header, "n_test"),
+    }  # fmt: skip
+
+
+def positive(header: Mapping[str, Any], name: str, *, zero: bool = False) -> float:
+    """A finite number of the header, greater than 0 (or 0 too)."""
+    value = header.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e300:
+        raise InputError(f"the header's {name!r} must be a finite number; {str(value)[:40]} given")
+    if value < 0 or (value == 0 and not zero):
+        raise InputError(f"the header's {name!r} is {value}; it must be {'0 or more' if zero else 'positive'}")
+    return float(value)
+
+
+def _address(terms: Terms, client: str) -> dict[str, str]:
+    return {"federation": terms.federation, "terms": terms.digest, "client": check_name("client", client)}
+
+
+def _check_address(header: Mapping[str, Any], terms: Terms) -> None:
+    if text(header, "federation") != terms.federation:
+        raise InputError(f"a message of federation {text(header, 'federation')[:64]!r}; this is {terms.federation!r}")
+    if text(header, "terms") != terms.digest:
+        raise InputError(
+            f"made under other terms (digest {text(header, 'terms')[:12]}, in force {terms.digest[:12]}): "
+            "a replay of another run"
+        )

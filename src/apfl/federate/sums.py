@@ -1,0 +1,135 @@
+"""Sums of statistics that are exact: what is added in any order and taken away again leaves no trace.
+
+Floating-point addition rounds, so that (a + b) - b is not a. Here every entry x of a contribution becomes two integers,
+
+    x = hi 2^-20 + lo 2^-72        rounded once, to 2^-72: below the last bit of any entry of ordinary size
+
+and integers are added. The sum does not depend on the order, on grouping, or on who came and went. `Statistics` whose
+entries pass 2^42, or whose mean square is far from 1, do not fit and are refused (`apfl.federate.contribution`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from apfl.errors import InputError
+from apfl.maths.leaveout import ECHO
+from apfl.maths.ridge import Statistics
+from apfl.maths.wire import pack, unpack
+
+__all__ = ["LARGEST", "ExactSum"]
+
+HI, LO = 20, 72  # binary digits after the point
+CARRY = LO - HI
+LARGEST = 2.0**42  # of an entry of the sum: hi then has a bit to spare
+CHUNK = 2**20
+
+
+@dataclass(eq=False)
+class ExactSum:
+    """The running sum, added to in place.
+
+    >>> part = Statistics(torch.eye(2).double() / 3, torch.ones(2, 1).double() / 7, torch.ones(1).double(), 1, 1.0)
+    >>> running = ExactSum.zero(2, 1)
+    >>> running.add(part)
+    >>> before = running.copy()
+    >>> running.add(part); running.add(part, -1); running == before
+    True
+    """
+
+    width: int
+    n_classes: int
+    hi: np.ndarray  # (d (d + 1) / 2 + d c,), int64: the packed triangle, then Phi'Y row by row
+    lo: np.ndarray  # the same
+    counts: np.ndarray  # (c,), int64
+    n_copies: int = 0
+    echo: np.ndarray = field(default_factory=lambda: np.zeros(ECHO, np.int64))
+
+    @staticmethod
+    def zero(width: int, n_classes: int) -> ExactSum:
+        """The sum of nothing."""
+        size = width * (width + 1) // 2 + width * n_classes
+        return ExactSum(
+            width, n_classes, np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(n_classes, np.int64)
+        )
+
+    @property
+    def n_samples(self) -> int:
+        return int(self.counts.sum())
+
+    def add(self, stats: Statistics, sign: int = 1) -> None:
+        """Add a client's statistics, or with ``sign`` -1 take them away again."""
+        if (stats.width, stats.n_classes) != (self.width, self.n_classes):
+            raise InputError(
+                f"statistics of width {stats.width} with {stats.n_classes} classes do not fit a sum of width "
+                f"{self.width} with {self.n_classes}"
+            )
+        start = 0
+        for part in (pack(stats.autocorrelation), stats.crosscorrelation.reshape(-1)):
+            self._add(part.numpy(), start, sign)
+            start += len(part)
+        self.counts += sign * np.rint(stats.class_counts.numpy()).astype(np.int64)
+        self.n_copies += sign * stats.n_copies
+        self.echo = self.echo + (0 if stats.echo is None else sign * stats.echo.numpy())
+
+    def _add(self, values: np.ndarray, offset: int, sign: int) -> None:
+        for start in range(0, len(values), CHUNK):
+            x = values[start : start + CHUNK]
+            hi = np.rint(np.ldexp(x, HI))
+            lo = np.rint(np.ldexp(x - np.ldexp(hi, -HI), LO))  # the difference is exact
+            some = slice(offset + start, offset + start + len(x))
+            self.hi[some] += sign * hi.astype(np.int64)
+            self.lo[some] += sign * lo.astype(np.int64)
+            carry = (self.lo[some] + (1 << (CARRY - 1))) >> CARRY  # lo stays within half a unit of hi: one form each
+            self.hi[some] += carry
+            self.lo[some] -= carry << CARRY
+
+    def statistics(self) -> Statistics:
+        """The sum, rounded once to float64."""
+        values = torch.from_numpy(np.ldexp(self.hi.astype(np.float64), -HI))
+        values += torch.from_numpy(np.ldexp(self.lo.astype(np.float64), -LO))
+        triangle = self.width * (self.width + 1) // 2
+        n = self.n_samples
+        return Statistics(
+            unpack(values[:triangle]),
+            values[triangle:].reshape(self.width, self.n_classes).clone(),
+            torch.from_numpy(self.counts.astype(np.float64)),
+            n,
+            float(n),
+            self.n_copies,
+            torch.from_numpy(self.echo),
+        )
+
+    def largest(self) -> float:
+        """Size of the largest entry."""
+        return float(np.abs(self.hi).max(initial=0)) * 2.0**-HI
+
+    def copy(self) -> ExactSum:
+        """The same sum, to be changed on its own."""
+        return ExactSum(
+            self.width, self.n_classes, self.hi.copy(), self.lo.copy(), self.counts.copy(), self.n_copies, self.echo
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ExactSum):
+            return NotImplemented
+        same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in ("hi", "lo", "counts", "echo"))
+        return all(same) and self.n_copies == other.n_copies
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sum as data."""
+        arrays = {name: torch.from_numpy(getattr(self, name)) for name in ("hi", "lo", "counts", "echo")}
+        return arrays | {"n_copies": torch.tensor(self.n_copies)}
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, Tensor], width: int) -> ExactSum:
+        """The sum back from data."""
+        hi, lo, counts = (tensors[name].numpy() for name in ("hi", "lo", "counts"))
+        if "echo" not in tensors:  # kept by an earlier version
+            return ExactSum(width, len(counts), hi, lo, counts)
+        return ExactSum(width, len(counts), hi, lo, counts, int(tensors["n_copies"]), tensors["echo"].numpy())

@@ -1,4 +1,0 @@
-"""The federation between machines, on Flower (flwr). Only this folder knows Flower's nouns.
-
-`client_app` and `server_app` are thin over `apfl.deploy`: they move its bytes and keep no state of their own.
-"""

@@ -1,0 +1,84 @@
+"""The machine: many small clients on a few cores, and whether a run fits, known before it starts."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from apfl.errors import InputError
+
+__all__ = ["available", "check_width", "n_cores", "n_workers", "needed", "over_clients"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def n_cores() -> int:
+    """The cores this process may use, which a container or a scheduler can make fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def n_workers(n_clients: int, device: torch.device) -> int:
+    """How many clients are worked on at a time: as many as torch may use threads, one at a time on a GPU."""
+    return 1 if device.type != "cpu" else max(1, min(torch.get_num_threads(), n_clients))
+
+
+def over_clients(work: Callable[[T], R], clients: Sequence[T], device: torch.device) -> list[R]:
+    """``[work(client) for client in clients]``, on a thread for each core with one BLAS thread each.
+
+    torch, numpy and scipy each bring a thread pool of their own. Alternating between two-threaded calls of them on a
+    small client costs twice the work itself, because the idle pool spins; one thread each never waits.
+    """
+    workers, threads = n_workers(len(clients), device), torch.get_num_threads()
+    if workers == 1:
+        return [work(client) for client in clients]
+    torch.set_num_threads(1)
+    pool = ThreadPoolExecutor(workers)
+    try:
+        with threadpool_limits(1):
+            return list(pool.map(work, clients))
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
+
+
+log = logging.getLogger(__name__)
+
+
+def available(device: torch.device) -> int | None:
+    """Bytes that can still be had on ``device``; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+
+
+def needed(width: int, n_rows: int, workers: int) -> int:
+    """Peak bytes of the primary stream: a sum for each worker, the system, its factor, and all activated rows.
+
+    Sums, system and factor are float64 and width x width; rows are float32. One eighth is added for all else.
+    """
+    return int(1.125 * (8 * width**2 * (workers + 2) + 4 * width * n_rows))
+
+
+def check_width(width: int, n_rows: int, workers: int, device: torch.device) -> None:
+    """Say what a run of this width takes; refuse it, with the widest that fits, if there is not that much."""
+    take, have = needed(width, n_rows, workers), available(device)
+    if take > 1e9:  # below that nobody has to plan for it
+        log.info("width %d for %d rows takes about %.1f GB of memory", width, n_rows, take / 1e9)
+    if have is None or take <= have:
+        return
+    fits = next((w for w in (2**power for power in range(20, 3, -1)) if needed(w, n_rows, workers) <= have), None)
+    remedy = f"the widest power of two that fits is d_primary={fits}" if fits else "use fewer rows or another machine"
+    want = f"d_primary={width} with {n_rows} rows needs about {take / 1e9:.1f} GB"
+    raise InputError(f"{want} and {have / 1e9:.1f} GB are free: {remedy}")

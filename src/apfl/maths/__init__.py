@@ -1,0 +1,1 @@
+"""The maths of the paper: tensors in, tensors out."""

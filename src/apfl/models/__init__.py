@@ -1,0 +1,1 @@
+"""What a client ends up with: the models, and the one file format they are kept in."""

@@ -1,0 +1,95 @@
+"""A linear head on features: what a gradient method, or any method with one linear decision, gives a client.
+
+scores = rep W + b        rep = the features, or max(0, Z A + a) with an adapter, plus a private offset m
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from apfl.errors import InputError
+from apfl.maths.maps import FeatureMap
+from apfl.maths.normalise import Normaliser
+from apfl.models.file import Container
+
+__all__ = ["LinearHead"]
+
+_OPTIONAL = ("base_weight", "base_bias", "offset")
+
+
+@dataclass(frozen=True, eq=False)
+class LinearHead:
+    """A client's model. A bias of minus infinity rules a class out."""
+
+    weight: Tensor  # W (r, c)
+    bias: Tensor  # b (c,)
+    base_weight: Tensor | None = None  # A (l, r), the adapter
+    base_bias: Tensor | None = None  # a (r,)
+    offset: Tensor | None = None  # m (r,)
+    unit: bool = False  # representations are brought to length one
+    feature_map: FeatureMap | None = None  # a random map between the features and all this
+    normaliser: Normaliser = field(default_factory=Normaliser)
+    class_names: Sequence[str] | None = None
+
+    kind = "linear-head"
+
+    def scores(self, features: Tensor) -> Tensor:
+        """(n, c), in the dtype of the head."""
+        return torch.cat([self._scores(rows) for rows in torch.split(features, 8192)])
+
+    def _scores(self, features: Tensor) -> Tensor:
+        z = self.normaliser(features)
+        if self.feature_map is not None:
+            z = self.feature_map(z)
+        rep = z.to(self.weight.dtype)
+        width = self.weight.shape[0] if self.base_weight is None else self.base_weight.shape[0]
+        if rep.ndim != 2 or rep.shape[1] != width:
+            raise InputError(f"features of shape {tuple(features.shape)} given; this model was made for (n, {width})")
+        if self.base_weight is not None and self.base_bias is not None:
+            rep = torch.relu_(torch.addmm(self.base_bias, rep, self.base_weight))
+        if self.unit:
+            rep = torch.nn.functional.normalize(rep)
+        if self.offset is not None:
+            rep = rep + self.offset
+        return torch.addmm(self.bias, rep, self.weight)
+
+    def container(self) -> Container:
+        """The model as data."""
+        tensors = {"weight": self.weight, "bias": self.bias}
+        tensors |= {name: value for name in _OPTIONAL if (value := getattr(self, name)) is not None}
+        if self.normaliser.mean is not None and self.normaliser.std is not None:
+            tensors |= {"mean": self.normaliser.mean, "std": self.normaliser.std}
+        settings = {
+            "unit": self.unit,
+            "feature_map": None if self.feature_map is None else self.feature_map.spec(),
+            "normalise": self.normaliser.how,
+            "class_names": None if self.class_names is None else list(self.class_names),
+        }
+        return Container(self.kind, tensors, settings)
+
+    @classmethod
+    def from_container(cls, container: Container) -> LinearHead:
+        """The model back from data."""
+        if container.kind != cls.kind:
+            raise InputError(f"a model of kind '{container.kind}' given where '{cls.kind}' is needed")
+        tensors, settings = container.tensors, container.settings
+        try:
+            spec = settings["feature_map"]
+            return cls(
+                tensors["weight"],
+                tensors["bias"],
+                tensors.get("base_weight"),
+                tensors.get("base_bias"),
+                tensors.get("offset"),
+                unit=bool(settings["unit"]),
+                feature_map=None if spec is None else FeatureMap.from_spec(spec),
+                normaliser=Normaliser(settings["normalise"], tensors.get("mean"), tensors.get("std")),
+                class_names=settings["class_names"],
+            )
+        except (KeyError, TypeError) as error:
+            raise InputError(f"the model's settings are incomplete ({json.dumps(str(error))})") from error

@@ -1,0 +1,120 @@
+"""Accuracy against what it costs: after every round, and at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from apfl.experiments.metrics import Record
+from apfl.report.figures.style import INK, Look, logarithmic
+from apfl.report.sheet import Column, Row, Sheet
+from apfl.report.terminal import human_bytes
+
+__all__ = ["Curve", "cost", "curve", "overhead", "progress"]
+
+Floats = npt.NDArray[np.float64]
+WRITE = {"seconds": "{:g}".format, "bytes": lambda value: human_bytes(value).replace(".0 ", " ")}
+AXES = {"rounds": "rounds", "seconds": "seconds of training", "bytes": "bytes up and down, each client"}
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Means over seeds after each round."""
+
+    rounds: Floats
+    seconds: Floats
+    bytes: Floats  # each client's
+    accuracy: Floats  # in %
+    spread: Floats  # over seeds
+
+
+def curve(records: Sequence[Record]) -> Curve:
+    """The seeds' curves as one, as long as the shortest; a record without a curve has its last point."""
+    each = [
+        record.curve or [(record.seconds, record.bytes_up + record.bytes_down, record.accuracy_client_mean)]
+        for record in records
+    ]
+    n = min(map(len, each))
+    stacked = np.array([points[:n] for points in each], dtype=float)  # (seeds, rounds, 3)
+    mean = stacked.mean(0)
+    rounds = np.arange(1, n + 1, dtype=float) if n > 1 else np.array([float(records[0].rounds)])
+    spread = stacked[:, :, 2].std(0, ddof=1) if len(each) > 1 else np.zeros(n)
+    return Curve(rounds, mean[:, 0], mean[:, 1] / records[0].n_clients, 100 * mean[:, 2], 100 * spread)
+
+
+def progress(axes: Axes, sheet: Sheet, column: Column, against: str, looks: dict[Row, Look]) -> None:
+    """Accuracy after each round against rounds, seconds or bytes; a method that is measured once is one point."""
+    for row, records in sheet.records(column).items():
+        look, own = looks[row], curve(records)
+        x = getattr(own, against)
+        if len(x) > 1 and x[-1] > 0:
+            axes.fill_between(
+                x, own.accuracy - own.spread, own.accuracy + own.spread, color=look.colour, alpha=0.15, lw=0
+            )
+            axes.plot(
+                x, own.accuracy, look.line, color=look.colour, lw=look.width, marker=look.marker, ms=look.size,
+                markevery=max(1, len(x) // 6), label=row.label,
+            )  # fmt: skip
+        elif against != "rounds" and x[-1] <= 0:  # nothing is sent: the same height everywhere
+            axes.axhline(own.accuracy[-1], ls=":", color=look.colour, lw=look.width)
+            axes.annotate(
+                row.label, (0.99, own.accuracy[-1]), xycoords=("axes fraction", "data"), xytext=(0, 1),
+                textcoords="offset points", ha="right", va="bottom", fontsize=7, color=INK,
+            )  # fmt: skip
+        else:
+            axes.errorbar(
+                x,
+                own.accuracy,
+                own.spread,
+                fmt=look.marker,
+                color=look.colour,
+                ms=look.size,
+                label=row.label,
+                capsize=2,
+            )
+    if against == "rounds":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        logarithmic(axes.xaxis, WRITE[against])
+    axes.set(xlabel=AXES[against], ylabel="accuracy, mean over clients (%)")
+
+
+def overhead(axes: Axes, sheet: Sheet, column: Column, of: str, looks: dict[Row, Look]) -> None:
+    """What has been spent after each round; a method that is measured once stays where it is."""
+    curves = {row: curve(records) for row, records in sheet.records(column).items()}
+    last = max([own.rounds[-1] for own in curves.values()] + [1])
+    for row, own in curves.items():
+        look, y = looks[row], getattr(own, of)
+        if y[-1] <= 0:
+            continue
+        x = own.rounds
+        if len(x) == 1:
+            x, y = np.array([max(x[0], 1), last]), np.array([y[0], y[0]])
+        axes.plot(
+            x, y, look.line, color=look.colour, lw=look.width, marker=look.marker, ms=look.size,
+            markevery=max(1, len(x) // 6), label=row.label,
+        )  # fmt: skip
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="rounds", ylabel=AXES[of])
+    logarithmic(axes.yaxis, WRITE[of])
+
+
+def cost(axes: Axes, sheet: Sheet, column: Column, of: str, looks: dict[Row, Look]) -> None:
+    """Final accuracy against the whole cost, one point for each method; up and to the left is better."""
+    spent = {row: getattr(curve(records), of)[-1] for row, records in sheet.records(column).items()}
+    least = min([each for each in spent.values() if each > 0], default=1.0)
+    for row, records in sheet.records(column).items():
+        look, accuracies = looks[row], [100 * record.accuracy_client_mean for record in records]
+        spread = float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else 0.0
+        axes.errorbar(
+            spent[row] or least / 10, float(np.mean(accuracies)), spread, fmt=look.marker, color=look.colour,
+            ms=look.size + 2, capsize=2, label=row.label,
+        )  # fmt: skip
+    logarithmic(axes.xaxis, WRITE[of])
+    nothing = "; leftmost: nothing sent" if of == "bytes" and 0 in spent.values() else ""
+    axes.set(xlabel=AXES[of] + nothing, ylabel="accuracy, mean over clients (%)")

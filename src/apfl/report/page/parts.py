@@ -1,0 +1,225 @@
+"""The page's drawings and facts, as plain values for the template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from apfl.experiments.metrics import Record
+from apfl.report.figures import choices, curves, people
+from apfl.report.figures.draw import all_gains, panel
+from apfl.report.figures.style import Look, themed
+from apfl.report.page.tables import Values, client_table
+from apfl.report.results import Results
+from apfl.report.sheet import Column, Row, Sheet
+from apfl.report.terminal import human_bytes
+
+__all__ = ["federation", "overview", "settings", "sweeps"]
+
+
+def overview(sheet: Sheet) -> dict[str, str]:
+    """Where all this comes from."""
+    records = sheet.all
+    return {
+        "records": str(len(records)),
+        "of": f"{_several(len(sheet.rows), 'method')} on {_several(len(sheet.columns), 'federation')}",
+        "seeds": ", ".join(map(str, sorted({record.seed for record in records}))),
+        "data": "; ".join(sorted({f"{r.data} (sha256 {(r.data_sha256 or 'not known')[:12]})" for r in records})),
+        "measured on": ", ".join(sorted({record.device for record in records})),
+        "versions": "; ".join(sorted({_versions(record) for record in records})),
+    }
+
+
+def _versions(record: Record) -> str:
+    return ", ".join(f"{name} {value}" for name, value in record.versions.items() if value)
+
+
+def _several(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def sweeps(sheet: Sheet, looks: dict[Row, Look]) -> list[Values]:
+    """A drawing for every setting that was swept."""
+
+    def draw(name: str) -> Callable[[Axes], None]:
+        return lambda axes: choices.sensitivity(axes, sheet, name, looks)
+
+    return [
+        _figure(f"sweep-{name}-", f"Accuracy against {name}", "Mean ± standard deviation over seeds.", draw(name))
+        for name in choices.swept(sheet)
+    ]
+
+
+def _figure(prefix: str, title: str, caption: str, draw: Callable[[Axes], None], height: float = 3.1) -> Values:
+    safe = "".join(letter if letter.isalnum() else "-" for letter in prefix)
+    return {"title": title, "caption": caption, "svg": themed(panel(draw, height), f"{title}. {caption}", f"{safe}-")}
+
+
+def federation(results: Results, column: Column, name: str, looks: dict[Row, Look]) -> Values:
+    """One federation: what it is, its drawings, its clients."""
+    sheet, ours = results.sheet, results.ours
+    by_row = sheet.records(column)
+    records = [record for cell in by_row.values() for record in cell]
+    figures = [*_curves(sheet, column, name, looks), *_clients(sheet, column, name, looks)]
+    missing = []
+    dealt = next((record for record in records if record.class_counts), None)
+    if dealt is None:
+        missing.append("These records do not say how the classes are spread; runs of this version do.")
+    else:
+        figures.append(_labels(dealt, name))
+    shown = all_gains(sheet, column, ours) if ours is not None else {}
+    for i, (over, values) in enumerate(shown.items()):
+        label = ours.label if ours is not None else ""
+        title, caption = f"What each client gained over {over}", f"{label}: {_gained(values)}"
+        figures.append(_figure(f"{name}-gain{i}", title, caption, _drawn(people.gains, values, over)))
+    if ours in by_row and not any("primary" in over for over in shown):
+        missing.append("The primary stream alone was not recorded here, so the gain over it is not known.")
+    if not any("alone" in over for over in shown):
+        missing.append(f"No record of a client going alone ({' or '.join(people.ALONE)}), so that gain is not known.")
+    figures += _chosen(by_row, name)
+    clients = client_table(results, column, name) if ours in by_row else None
+    facts = _facts(records)
+    return {
+        "id": name,
+        "label": column.label,
+        "facts": facts,
+        "figures": figures,
+        "missing": missing,
+        "clients": clients,
+    }
+
+
+def _drawn(draw: Callable[..., None], *values: Any) -> Callable[[Axes], None]:
+    return lambda axes: draw(axes, *values)
+
+
+def _facts(records: Sequence[Record]) -> dict[str, str]:
+    first = records[0]
+    without = f", {first.n_clients_without_test} without test rows" if first.n_clients_without_test else ""
+    return {
+        "data": first.data,
+        "clients": f"{first.n_clients}{without}",
+        "rows of a client": f"{min(first.n_train)} to {max(first.n_train)} for training, "
+        f"{min(first.n_test)} to {max(first.n_test)} for testing (seed {first.seed})",
+        "classes": str(len(first.recall_per_class)),
+        "protocol": _compact(first.protocol),
+    }
+
+
+def _compact(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
+
+
+def _curves(sheet: Sheet, column: Column, name: str, looks: dict[Row, Look]) -> list[Values]:
+    tall = 3.1
+    found = []
+    if any(len(record.curve) > 1 for cell in sheet.records(column).values() for record in cell):
+        for x, words in (("rounds", "rounds"), ("seconds", "computing time"), ("bytes", "bytes sent")):
+            about = (
+                "After each round, mean over seeds; bands are ± one standard deviation. A single mark: no rounds to "
+            )
+            about += "follow, only the result."
+            about += " Dotted: nothing is sent." if x == "bytes" else ""
+            draw = _drawn(curves.progress, sheet, column, x, looks)
+            found.append(_figure(f"{name}-{x}", f"Accuracy against {words}", about, draw, tall))
+    for of, words in (("seconds", "time"), ("bytes", "bytes")):
+        about = "At the end, mean ± standard deviation over seeds; up and to the left is better."
+        draw = _drawn(curves.cost, sheet, column, of, looks)
+        found.append(_figure(f"{name}-cost-{of}", f"Cost against accuracy: {words}", about, draw, tall))
+    return found
+
+
+def _clients(sheet: Sheet, column: Column, name: str, looks: dict[Row, Look]) -> list[Values]:
+    about = "One dot is one client with one seed. Box: quartiles and median; whiskers: extremes; diamond: mean."
+    height = 1.1 + 0.27 * len(sheet.records(column))
+    draw = _drawn(people.distribution, sheet, column, looks)
+    return [_figure(f"{name}-clients", "Accuracy of every client", about, draw, height)]
+
+
+def _labels(record: Record, name: str) -> Values:
+    counts = np.array(record.class_counts)
+    held = (counts > 0).sum(1)
+    about = (
+        f"Training rows, seed {record.seed}; the stronger the colour, the more (at most {counts.max()}). "
+        f"A client has {held.min()} to {held.max()} of {counts.shape[1]} classes, {np.median(held):g} in the median."
+    )
+    height = min(5.5, max(2.4, 0.5 + 0.16 * len(counts)))
+    return _figure(f"{name}-labels", "Who has which classes", about, _drawn(people.label_picture, record), height)
+
+
+def _gained(values: people.Floats) -> str:
+    up, down = int((values > 1e-9).sum()), int((values < -1e-9).sum())
+    return (
+        f"{up} of {len(values)} gained, {down} lost, {len(values) - up - down} unchanged (clients of all seeds); "
+        f"mean {values.mean():+.1f}, median {np.median(values):+.1f}, worst {values.min():+.1f} points."
+    )
+
+
+def _chosen(by_row: Mapping[Row, Sequence[Record]], name: str) -> list[Values]:
+    found = []
+    for i, (row, records) in enumerate(by_row.items()):
+        record = records[0]
+        if "table" in record.chosen:
+            about = f"Seed {record.seed}, training rows only, each left out of both streams; the star is the choice."
+            draw = _drawn(choices.surface, record)
+            found.append(_figure(f"{name}-surface{i}", f"What {row.label} chose from", about, draw))
+        if "gamma_path" in record.chosen:
+            about = (
+                f"Generalised cross-validation of the sums, seed {record.seed}; the star is the choice: the smallest "
+            )
+            about += "gamma near the lowest point whose score is within 3 % of it."
+            draw = _drawn(choices.gcv_curve, record)
+            found.append(_figure(f"{name}-gcv{i}", f"How {row.label} chose gamma", about, draw))
+    return found
+
+
+def settings(results: Results) -> list[Values]:
+    """Every cell's settings, what was chosen, where it ran."""
+    found = []
+    for row in results.rows:
+        for column in results.columns:
+            records = results.sheet.cells.get((row, column), ())
+            if records:
+                found.append({"label": f"{row.label}: {column.label}", "groups": _groups(records)})
+    return found
+
+
+def _groups(records: Sequence[Record]) -> dict[str, dict[str, str]]:
+    first = records[0]
+    chosen = {
+        f"seed {record.seed}": ", ".join(
+            f"{key} = {_short(value)}" for key, value in record.chosen.items() if _plain(value)
+        )
+        for record in records
+    }
+    ran = {
+        f"seed {r.seed}": f"{r.rounds} rounds, {human_bytes(r.bytes_up)} up, {human_bytes(r.bytes_down)} down, "
+        f"{r.seconds:.3g} s on {r.device}; {_versions(r)}"
+        for r in records
+    }
+    return {
+        "Settings": {key: _short(value) for key, value in first.settings.items()},
+        "Chosen by itself": {key: value for key, value in chosen.items() if value},
+        "Tuned": {key: _short(value) for key, value in first.tuning.items()},
+        "Protocol": {key: _short(value) for key, value in first.protocol.items()},
+        "Data": {
+            "file": first.data,
+            "sha256": str(first.data_sha256),
+            **{k: _short(v) for k, v in first.provenance.items()},
+        },
+        "Ran": ran,
+    }
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str)
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "not set"
+    return f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,119 @@
+"""The page's tables, as plain values for the template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from apfl.report.figures import people
+from apfl.report.formats import heading, others, points, written
+from apfl.report.results import METRICS, Cell, Results
+from apfl.report.sheet import Column, Row
+from apfl.report.summary import difference_notes, notes
+
+__all__ = ["Values", "client_table", "tables"]
+
+Values = dict[str, Any]
+
+
+def tables(results: Results, source: str) -> list[Values]:
+    """Results, differences, and every metric."""
+    heads = ["method", *("\n".join(heading(column, results.columns)) for column in results.columns)]
+    first = [
+        {
+            "ours": row is results.ours,
+            "cells": [_cell(row.label), *(_result(results, row, column) for column in results.columns)],
+        }
+        for row in results.rows
+    ]
+    about = notes(results, ("Bold", "underlined"), source)
+    found = [_table("results", "Accuracy", f"Accuracy in %: {results.metric.says}", heads, first, about)]
+    if results.ours is not None and results.differences:
+        apart = [
+            {"ours": False, "cells": [_cell(row.label), *(_difference(results, row, c) for c in results.columns)]}
+            for row in others(results)
+        ]
+        name = f"{results.ours.label} minus the others"
+        found.append(_table("differences", name, f"{name}, in points", heads, apart, difference_notes(results)))
+    return [*found, _everything(results)]
+
+
+def _table(
+    name: str, title: str, caption: str, heads: Sequence[str], rows: Sequence[Values], about: Sequence[str] = (),
+    words: Iterable[int] = (0,),
+) -> Values:  # fmt: skip
+    shown = {"id": name, "title": title, "caption": caption, "heads": heads, "rows": rows, "notes": about}
+    return shown | {"words": set(words)}
+
+
+def _cell(text: str, value: float | str | None = None, kind: str = "", paper: str = "") -> Values:
+    return {"text": text, "value": "" if value is None else value, "kind": kind, "paper": paper}
+
+
+def _result(results: Results, row: Row, column: Column) -> Values:
+    cell: Cell | None = results.cells.get((row, column))
+    if cell is None:
+        return _cell("–")
+    paper = "" if cell.published is None else results.metric.write(cell.published)
+    return _cell(written(cell, results, 1), cell.mean, {1: "first", 2: "second"}.get(cell.place, ""), paper)
+
+
+def _difference(results: Results, row: Row, column: Column) -> Values:
+    found = results.differences.get((row, column))
+    return _cell(points(results, row, column), None if found is None else found.value)
+
+
+def _everything(results: Results) -> Values:
+    shown = [METRICS[name] for name in METRICS if name != "bytes"]
+    heads = ["method", "federation", "seeds", *(metric.name.replace("_", " ") for metric in shown)]
+    rows = []
+    for row in results.rows:
+        for column in results.columns:
+            records = results.sheet.cells.get((row, column))
+            if records is None:
+                continue
+            cells = [_cell(row.label), _cell(column.label, column.label), _cell(str(len(records)), len(records))]
+            for metric in shown:
+                known = [value for value in map(metric.of, records) if value is not None]
+                mean = float(np.mean(known)) if known else None
+                cells.append(_cell("–" if mean is None else metric.write(mean), mean))
+            rows.append({"ours": row is results.ours, "cells": cells})
+    about = ["Means over seeds. Bytes are of all clients together; seconds are training alone, on the device recorded."]
+    return _table("everything", "Everything measured", "Every metric of every cell", heads, rows, about, (0, 1))
+
+
+def client_table(results: Results, column: Column, name: str) -> Values:
+    """Our clients of the first seed, beside the primary stream and going alone."""
+    by_row, ours = results.sheet.records(column), results.ours
+    assert ours is not None
+    own = by_row[ours][0]
+    beside: dict[str, Sequence[float | None]] = {}
+    if own.primary_accuracies:
+        beside["primary stream"] = own.primary_accuracies
+    for row, records in by_row.items():
+        same = [r for r in records if r.seed == own.seed and list(r.n_test) == list(own.n_test)]
+        if row.method in people.ALONE and same:
+            beside[row.label] = same[0].client_accuracies
+    heads = ["client", "training rows", "test rows", *(["classes"] if own.class_counts else []), ours.label]
+    heads += [head for other in beside for head in (other, f"gain over {other}")]
+    rows = []
+    for k, client in enumerate(own.client_names):
+        cells = [_cell(client), _cell(str(own.n_train[k]), own.n_train[k]), _cell(str(own.n_test[k]), own.n_test[k])]
+        if own.class_counts:
+            held = sum(count > 0 for count in own.class_counts[k])
+            cells.append(_cell(str(held), held))
+        mine = own.client_accuracies[k]
+        cells.append(_percent(mine))
+        for values in beside.values():
+            theirs = values[k]
+            gain = None if mine is None or theirs is None else 100 * (mine - theirs)
+            cells += [_percent(theirs), _cell("–" if gain is None else f"{gain:+.1f}", gain)]
+        rows.append({"ours": False, "cells": cells})
+    caption = f"Accuracy of each client in %, gains in points, seed {own.seed}"
+    return _table(f"{name}-clients", "Clients", caption, heads, rows)
+
+
+def _percent(value: float | None) -> Values:
+    return _cell("–" if value is None else f"{100 * value:.1f}", value)

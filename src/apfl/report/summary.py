@@ -1,0 +1,177 @@
+"""What a table says, in sentences."""
+
+from __future__ import annotations
+
+from apfl.report.compare import FEW_SEEDS
+from apfl.report.results import Results
+from apfl.report.sheet import Column, Row
+
+__all__ = ["difference_notes", "notes", "p_text", "summary"]
+
+ROUNDS = 200  # of the gradient methods in the paper
+FEW = 30  # below, percentile intervals of a bootstrap cover less than they say
+
+
+def summary(results: Results) -> list[str]:
+    """One sentence for each federation, after one that counts them; it says where our method is behind, and last
+    whether the others were trained for fewer rounds than the paper's."""
+    return [*_standings(results), *_short_training(results)]
+
+
+def _short_training(results: Results) -> list[str]:
+    trained = sorted({record.settings["n_rounds"] for record in results.sheet.all if "n_rounds" in record.settings})
+    if not trained or trained[0] >= ROUNDS:
+        return []
+    told = f"{trained[0]}" if len(trained) == 1 else f"{trained[0]} to {trained[-1]}"
+    return [f"The gradient methods were trained for {told} round{'s' * (trained != [1])}; the paper has {ROUNDS}."]
+
+
+def _standings(results: Results) -> list[str]:
+    ours = results.ours
+    if ours is None or not results.differences:
+        return [_leader(results, column) for column in results.columns]
+    told = [sentence for column in results.columns for sentence in [_standing(results, ours, column)] if sentence]
+    if len(told) == 1:
+        return told
+    rivals = {column: _best_other(results, ours, column) for column in results.columns}
+    margins = [
+        _sign(results) * _gap(results, ours, rival, column)
+        for column, rival in rivals.items()
+        if rival is not None and (ours, column) in results.cells
+    ]
+    ahead = sum(margin > 0 for margin in margins)
+    mean = 100 * sum(margins) / len(margins)
+    first = (
+        f"{ours.label} is ahead of the best of the others in {ahead} of {len(margins)} federations; "
+        f"on average over all of them it is {abs(mean):.1f} points {'ahead' if mean >= 0 else 'BEHIND'}. "
+        f"{_how_many(results, ours)}."
+    )
+    return [first, *told]
+
+
+def _how_many(results: Results, ours: Row) -> str:
+    """How many others there are to be ahead of."""
+    here = [len(_others(results, ours, c)) for c in results.columns if (ours, c) in results.cells]
+    few, many = min(here), max(here)
+    return f"There are {few} others in each" if few == many else f"There are {few} to {many} others in each"
+
+
+def _sign(results: Results) -> int:
+    return 1 if results.metric.higher_is_better else -1
+
+
+def _others(results: Results, ours: Row, column: Column) -> list[Row]:
+    return [row for row in results.rows if row is not ours and row.competes and (row, column) in results.cells]
+
+
+def _gap(results: Results, ours: Row, rival: Row, column: Column) -> float:
+    """Ours minus the rival's: on the seeds both have, where that is known, as the interval beside it is."""
+    difference = results.differences.get((rival, column))
+    if difference is not None:
+        return difference.value
+    return results.cells[ours, column].mean - results.cells[rival, column].mean
+
+
+def _best_other(results: Results, ours: Row, column: Column) -> Row | None:
+    return max(
+        _others(results, ours, column), key=lambda row: _sign(results) * results.cells[row, column].mean, default=None
+    )
+
+
+def _standing(results: Results, ours: Row, column: Column) -> str | None:
+    rival = _best_other(results, ours, column)
+    if rival is None or (ours, column) not in results.cells:
+        return None
+    own, theirs = results.cells[ours, column], results.cells[rival, column]
+    write = results.metric.write
+    gap = 100 * _gap(results, ours, rival, column)
+    where = f"{write(own.mean)} %, {rival.label} {write(theirs.mean)} %"
+    standing = "level with" if abs(gap) < 1e-9 else f"{abs(gap):.1f} points {'ahead of' if gap > 0 else 'BEHIND'}"
+    difference = results.differences.get((rival, column))
+    how_sure = ""
+    if difference is not None:
+        verdict = "clear" if difference.clear else "not clear"
+        common = f", on the {_seeds(difference.n_seeds)} both have" if set(own.seeds) != set(theirs.seeds) else ""
+        how_sure = (
+            f"; 95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f} ({difference.speaks_of}), "
+            f"Holm {p_text(difference.p_holm)}: {verdict}{common}"
+        )
+    about = f"{where}; {_seeds(len(own.seeds))}{how_sure}"
+    n = len(_others(results, ours, column))
+    rivals = "the only other method" if n == 1 else f"the best of {n} others"
+    return f"{column.label}: {ours.label} is {standing} {rivals} ({about})."
+
+
+def _leader(results: Results, column: Column) -> str:
+    here = [row for row in results.rows if row.competes and (row, column) in results.cells]
+    best = max(here, key=lambda row: _sign(results) * results.cells[row, column].mean, default=None)
+    if best is None:
+        return f"{column.label}: nothing was measured."
+    cell, metric = results.cells[best, column], results.metric
+    unit = " %" if metric.percent else " s" if metric.name == "seconds" else ""
+    return f"{column.label}: {best.label} is first of {len(here)} with {metric.write(cell.mean)}{unit} " + (
+        f"({_seeds(len(cell.seeds))})."
+    )
+
+
+def _seeds(n: int) -> str:
+    return f"{n} seed" if n == 1 else f"{n} seeds"
+
+
+def p_text(value: float | None) -> str:
+    """An adjusted p-value as it is written in a sentence."""
+    return "p not known" if value is None else f"p = {value:.3f}" if value >= 0.001 else "p < 0.001"
+
+
+def notes(results: Results, marks: tuple[str, str], source: str) -> list[str]:
+    """How to read the table: metric, round, seeds, marks, and what was tuned."""
+    metric = results.metric
+    seeds = results.usual_seeds
+    how_many = f"{_seeds(len(seeds))} ({', '.join(map(str, seeds))})"
+    if any(cell.seeds != seeds for cell in results.cells.values()):
+        how_many += " unless n= says otherwise"
+    several = any(len(cell.seeds) > 1 for cell in results.cells.values())
+    lines = [
+        f"{metric.name}, {metric.unit}: {metric.says}. The last round is what is reported. "
+        + (f"Mean ± standard deviation over {how_many}." if several else f"{how_many}: no spread over seeds is known."),
+        f"{marks[0]}: best of its column; {marks[1]}: second best.",
+    ]
+    if results.has_published:
+        lines.append(
+            f"In brackets, the paper's value: {source}. Another backbone than ours: it compares methods, not numbers."
+        )
+    oracles = [row.label for row in results.rows if not row.competes]
+    if oracles:
+        lines.append(
+            f"Settings that are best on the test rows, for each seed: {', '.join(oracles)}. It does not compete."
+        )
+    tuned = [row.label for row in results.rows if results.sheet.tuned(row)]
+    if tuned:
+        lines.append(f"Tuned on a part of the training rows: {', '.join(tuned)}.")
+    differing = [row.label for row in results.rows if results.sheet.differs_between_columns(row)]
+    if differing:
+        lines.append(f"Settings differ between columns: {', '.join(differing)}.")
+    devices = sorted({record.device for record in results.sheet.all})
+    if len(devices) > 1 and metric.name == "seconds":
+        lines.append(f"Measured on different devices ({', '.join(devices)}): times do not compare.")
+    if any(each.n_seeds == 1 and each.n_clients < FEW for each in results.differences.values()):
+        lines.append(f"With one seed and fewer than {FEW} clients, intervals are too narrow.")
+    if results.why_no_differences:
+        lines.append(f"{results.why_no_differences}.")
+    return lines
+
+
+def difference_notes(results: Results) -> list[str]:
+    """How to read the differences: what they are, what their intervals speak of, and the star."""
+    ours = "ours" if results.ours is None else results.ours.label
+    compared = {each.n_seeds for each in results.differences.values()}
+    seeds = _seeds(results.usual_compared) + (" unless n= says otherwise" if len(compared) > 1 else "")
+    lines = [f"difference: {ours} minus the method, in points [95 % interval], on the seeds that both have: {seeds}."]
+    if max(compared) > 1:
+        lines.append("The interval speaks of other seeds and other clients.")
+    if any(1 < n < FEW_SEEDS for n in compared):
+        lines.append(f"Fewer than {FEW_SEEDS} seeds are few: the interval is wide, as they say little of their spread.")
+    if 1 in compared:
+        lines.append("With one seed the interval speaks of other clients only, not of other seeds.")
+    star = "*: clear at 5 % after Holm over the methods of a column; without it the order is not settled."
+    return [*lines, star]

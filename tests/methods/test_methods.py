@@ -1,0 +1,211 @@
+"""What every method must do, and what the analytic ones must equal."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apfl.data.federation import Model, Shard
+from apfl.errors import InputError
+from apfl.machine import over_clients
+from apfl.maths.ridge import one_hot, solve, statistics
+from apfl.maths.wire import message, nbytes
+from apfl.methods import load_method, method_class, method_names
+from apfl.methods.afl import smallest_ridge
+from apfl.models.file import Container
+from tests.conftest import draw_clients
+
+
+def last_round(name: str, clients: list[Shard], n_classes: int, seed: int = 0, **settings):
+    return list(load_method(name, **settings).rounds(clients, n_classes, seed))[-1]
+
+
+def small(name: str) -> dict[str, int]:
+    """Widths and rounds that keep the test quick, where the method has any."""
+    sizes = {"d": 40, "d_primary": 40, "d_refinement": 30, "n_rounds": 12}
+    return {field.name: sizes[field.name] for field in fields(method_class(name)) if field.name in sizes}
+
+
+def separable(n_clients: int = 4, seed: int = 0) -> list[Shard]:
+    """Three well-separated clouds."""
+    rng = np.random.default_rng(seed)
+    centres = 4 * np.eye(3, 8)
+    shards = []
+    for _ in range(n_clients):
+        labels = rng.integers(3, size=30)
+        shards.append(
+            Shard(torch.from_numpy(centres[labels] + 0.3 * rng.normal(size=(30, 8))).float(), torch.from_numpy(labels))
+        )
+    return shards
+
+
+@pytest.mark.parametrize("name", method_names())
+class TestContract:
+    """Holds for every file in the methods folder."""
+
+    def test_one_model_for_each_client(self, name):
+        clients = separable()
+        result = last_round(name, clients, 3, **small(name))
+        assert len(result.models) == len(clients)
+        for model, shard in zip(result.models, clients, strict=True):
+            assert isinstance(model, Model)
+            assert model.scores(shard.features).shape == (len(shard), 3)
+            assert isinstance(model.container(), Container)
+        assert min(result.index, result.bytes_up, result.bytes_down) >= 0
+
+    def test_same_seed_same_result(self, name):
+        clients = separable()
+        one, two = (last_round(name, clients, 3, seed=5, **small(name)) for _ in range(2))
+        for a, b in zip(one.models, two.models, strict=True):
+            assert torch.equal(a.scores(clients[0].features), b.scores(clients[0].features))
+
+    def test_inputs_are_left_alone(self, name):
+        clients, untouched = separable(), separable()
+        last_round(name, clients, 3, **small(name))
+        for shard, before in zip(clients, untouched, strict=True):
+            assert torch.equal(shard.features, before.features)
+            assert torch.equal(shard.labels, before.labels)
+
+    def test_learns_what_can_be_separated(self, name):
+        models = last_round(name, separable(), 3, **small(name)).models
+        for model, fresh in zip(models, separable(seed=1), strict=True):
+            assert float((model.scores(fresh.features).argmax(1) == fresh.labels).double().mean()) > 0.95
+
+    def test_no_clients_is_an_error(self, name):
+        with pytest.raises(InputError, match="at least one"):
+            last_round(name, [], 3, **small(name))
+
+
+@given(st.lists(st.integers(1, 25), min_size=2, max_size=6), st.integers(0, 50))
+def test_theorem_3_a_client_does_not_see_how_the_rest_is_spread(ns, seed):
+    clients = draw_clients([8, *ns], 6, 3, seed)
+    rest = Shard(torch.cat([s.features for s in clients[1:]]), torch.cat([s.labels for s in clients[1:]]))
+    order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))
+    halves = order[: len(order) // 2 + 1], order[len(order) // 2 + 1 :]
+    moved = [clients[0], *(Shard(rest.features[half], rest.labels[half]) for half in halves if len(half))]
+    settings = {"d_primary": 20, "d_refinement": 15}
+    for name, more in (
+        ("apfl_paper", {}),
+        ("apfl", {"scope": "client"}),
+    ):  # of own tables only the client's own rows know
+        before = last_round(name, clients, 3, **settings, **more).models[0]
+        after = last_round(name, moved, 3, **settings, **more).models[0]
+        torch.testing.assert_close(after.primary, before.primary, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(after.refinement, before.refinement, rtol=1e-9, atol=1e-9)
+        assert after.balance == before.balance
+
+
+def test_primary_stream_is_central_ridge_and_all_there_is_at_balance_zero():
+    clients = draw_clients([5, 1, 30, 12], 6, 3, 0)
+    central = last_round("central", clients, 3, d=25).models[0]
+    alone = last_round("apfl_paper", clients, 3, d_primary=25, balance=0).models[2]
+    assert torch.equal(alone.primary, central.primary)
+    torch.testing.assert_close(alone.scores(clients[2].features), central.scores(clients[2].features))
+
+
+def test_a_single_client_alone_is_local_ridge_and_central():
+    clients = draw_clients([20], 6, 3, 0)
+    local = last_round("local_ridge", clients, 3, d=25).models[0]
+    central = last_round("central", clients, 3, d=25).models[0]
+    torch.testing.assert_close(local.primary, central.primary, rtol=1e-9, atol=1e-9)
+
+
+def test_afl_equals_its_published_aggregation_law():
+    """He et al., CVPR 2025: fold (C_k, W_k) pairwise by the absolute aggregation law, then remove all K gamma."""
+    clients, gamma = draw_clients([40, 25, 60], 6, 3, 1), 1.0
+    eye = torch.eye(6, dtype=torch.float64)
+    folded: tuple[torch.Tensor, torch.Tensor] | None = None
+    for shard in clients:
+        z = shard.features * (6**0.5 / shard.features.norm(dim=1, keepdim=True))
+        own_c = z.T @ z + gamma * eye
+        own_w = torch.linalg.inv(own_c) @ z.T @ one_hot(shard.labels, 3)
+        if folded is None:
+            folded = own_c, own_w
+            continue
+        c, w = folded
+        # W_u = I - C_u^-1 C_v (I - (C_u + C_v)^-1 C_v), and the same with u and v exchanged.
+        weight = eye - torch.linalg.inv(c) @ own_c @ (eye - torch.linalg.inv(c + own_c) @ own_c)
+        own_weight = eye - torch.linalg.inv(own_c) @ c @ (eye - torch.linalg.inv(c + own_c) @ c)
+        folded = c + own_c, weight @ w + own_weight @ own_w
+    c, w = folded
+    law = torch.linalg.inv(c - len(clients) * gamma * eye) @ c @ w
+    result = last_round("afl", clients, 3)
+    assert result.chosen["ridge"] == 0
+    torch.testing.assert_close(result.models[0].primary, law, rtol=1e-9, atol=1e-9)
+
+
+def test_afl_adds_the_smallest_ridge_where_the_law_has_no_answer():
+    clients = draw_clients([2, 3], 9, 3, 0)  # five rows, nine features
+    result = last_round("afl", clients, 3)
+    assert 0 < result.chosen["ridge"] < 1e-6
+    assert all(bool(torch.isfinite(model.primary).all()) for model in result.models)
+    whole = statistics(torch.eye(4, dtype=torch.float64), torch.eye(4, dtype=torch.float64))
+    assert smallest_ridge(whole)[0] == 0
+
+
+@pytest.mark.parametrize("normalise", ["row", "standardise", "none"])
+def test_bytes_are_those_of_the_messages(normalise):
+    clients = draw_clients([5, 9, 7], 6, 3, 0)
+    result = last_round("apfl_paper", clients, 3, d_primary=20, d_refinement=8, normalise=normalise)
+    stats = statistics(torch.zeros(2, 20), one_hot(torch.tensor([0, 1]), 3))
+    moments = 8 * (1 + 6 + 6) if normalise == "standardise" else 0
+    assert result.bytes_up == 3 * (nbytes(message(stats)) + moments)
+    assert result.bytes_down == 3 * (20 * 3 * 8 + moments)
+    assert result.index == (2 if moments else 1)
+
+
+def test_clients_with_one_row_and_missing_classes_are_served():
+    clients = [
+        Shard(torch.randn(1, 5, generator=torch.Generator().manual_seed(k)), torch.tensor([k % 2])) for k in range(3)
+    ]
+    for name in ("apfl", "afl", "local_ridge", "central"):
+        for model in last_round(name, clients, 4, **small(name)).models:
+            assert bool(torch.isfinite(model.scores(clients[0].features)).all())
+
+
+def test_settings_are_checked():
+    assert load_method("apfl_paper", balance="0.3", d_primary="64").balance == 0.3
+    for settings, message_ in [
+        ({"balanse": 1}, "did you mean 'balance'"),
+        ({"beta": 0}, "greater than 0"),
+        ({"d_primary": "wide"}, "apfl.d_primary"),
+        ({"normalise": "rows"}, "'row'"),
+    ]:
+        with pytest.raises(InputError, match=message_):
+            load_method("apfl", **settings)
+    with pytest.raises(InputError, match="did you mean 'apfl'"):
+        load_method("apfll")
+
+
+def test_workers_keep_order_and_restore_threads():
+    torch.set_num_threads(2)
+    assert over_clients(lambda k: k * k, range(20), torch.device("cpu")) == [k * k for k in range(20)]
+    with pytest.raises(ZeroDivisionError):
+        over_clients(lambda k: 1 // k, range(3), torch.device("cpu"))
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+
+
+@pytest.mark.gpu
+def test_cuda_gives_the_same_models():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    clients = draw_clients([40, 7, 90], 6, 3, 0)
+    on_cpu = last_round("apfl", clients, 3, d_primary=50, d_refinement=60).models
+    on_gpu = last_round("apfl", [shard.to("cuda") for shard in clients], 3, d_primary=50, d_refinement=60).models
+    for cpu, gpu, shard in zip(on_cpu, on_gpu, clients, strict=True):
+        there, here = gpu.scores(shard.features.cuda()).cpu(), cpu.scores(shard.features)
+        torch.testing.assert_close(there, here, rtol=1e-9, atol=1e-9)
+
+
+def test_solve_is_what_the_server_does():
+    clients = draw_clients([5, 9], 6, 3, 0)
+    model = last_round("apfl_paper", clients, 3, d_primary=20, gamma=2.0).models[0]
+    z = torch.cat([model.primary_map(model.normaliser(s.features)) for s in clients])
+    y = one_hot(torch.cat([s.labels for s in clients]), 3)
+    torch.testing.assert_close(model.primary, solve(statistics(z, y), 2.0), rtol=1e-9, atol=1e-9)
