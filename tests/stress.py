@@ -20,11 +20,12 @@ from sklearn.linear_model import RidgeClassifierCV
 
 from apfl import APFLClassifier
 from apfl.data import load_dataset
-from apfl.data.federation import Model, Shard
+from apfl.data.federation import Shard
 from apfl.federate import Site, Terms
 from apfl.federate.inprocess import simulate
 from apfl.methods import load_method
 from apfl.models.dual_stream import DualStream
+from apfl.models.file import Model
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FILES = {

@@ -14,28 +14,30 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from apfl.data.federation import Dataset, Federation, Method, Model, Round, Shard, load_model
+    from apfl.data.federation import Dataset, Federation, Shard
     from apfl.errors import InputError
     from apfl.estimator import APFLClassifier
     from apfl.experiments.metrics import Record, client_accuracies, metrics
     from apfl.maths.leaveout import fit_refinement
     from apfl.maths.maps import FeatureMap, random_map
     from apfl.maths.ridge import Statistics, solve, statistics
-    from apfl.methods import load_method, method_names
+    from apfl.methods import Method, Round, load_method, method_names
     from apfl.models.dual_stream import DualStream
+    from apfl.models.file import Model, load_model
 
 # Where each name lives. They are imported when first used: torch and scikit-learn take seconds to start, and a
 # federation between machines starts many processes, most of which only pass bytes on.
 HOMES = {
-    "data.federation": "Dataset Federation Method Model Round Shard load_model",
+    "data.federation": "Dataset Federation Shard",
     "errors": "InputError",
     "estimator": "APFLClassifier",
     "experiments.metrics": "Record client_accuracies metrics",
     "maths.leaveout": "fit_refinement",
     "maths.maps": "FeatureMap random_map",
     "maths.ridge": "Statistics solve statistics",
-    "methods": "load_method method_names",
+    "methods": "Method Round load_method method_names",
     "models.dual_stream": "DualStream",
+    "models.file": "Model load_model",
 }
 
 __version__ = version("apfl")

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from apfl.data.federation import load_model
 from apfl.errors import InputError
 from apfl.federate import Coordinator, Terms
 from apfl.federate.flower.events import Events, in_words
 from apfl.federate.flower.processes import Server, is_loopback, split_address
 from apfl.federate.flower.superlink import FleetOnly
 from apfl.federate.inprocess import simulate
+from apfl.models.file import load_model
 from tests.commands import here as apfl
 from tests.federate.federation_toys import FIXED, make_sites
 

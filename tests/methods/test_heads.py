@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apfl.data.federation import Dataset, Shard, load_model
+from apfl.data.federation import Dataset, Shard
 from apfl.errors import InputError
 from apfl.experiments.metrics import Record
 from apfl.experiments.run import Protocol, federate, run
@@ -146,7 +146,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(name: str) -> None:
     clients = clusters(SIZES, skew=True)
     method = load_method(name, n_rounds=8, batch=16, adapter=5, participation=0.6)
     unbroken = list(method.rounds(clients, 4, 0))
-    resumed = list(method.rounds(clients, 4, 0, resume=unbroken[4].state))
+    resumed = list(method.resume(unbroken[4].state, clients, 4, 0))
     assert len(resumed) == 4  # the round it was at, and the three that were left
     assert_same_heads(resumed[0].models, unbroken[4].models, 0)
     assert_same_heads(resumed[-1].models, unbroken[-1].models, 0)
@@ -184,7 +184,7 @@ def test_ctrl_c_loses_no_whole_round(tmp_path) -> None:
 
 
 def test_a_head_survives_its_file(tmp_path) -> None:
-    from apfl.models.file import write
+    from apfl.models.file import load_model, write
 
     clients = clusters(SIZES, skew=True)
     for name in ("fedavg", "feddbe", "fedpcl", "oll"):

@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apfl.data.federation import Model, Shard
+from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.machine import over_clients
 from apfl.maths.ridge import one_hot, solve, statistics
 from apfl.maths.wire import message, nbytes
 from apfl.methods import load_method, method_class, method_names
 from apfl.methods.afl import smallest_ridge
-from apfl.models.file import Container
+from apfl.models.file import Container, Model
 from tests.conftest import draw_clients
 
 

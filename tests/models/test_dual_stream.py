@@ -11,7 +11,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from apfl.data.federation import load_model
 from apfl.errors import InputError
 from apfl.files import replacing
 from apfl.maths.leaveout import LeftOut, fit_refinement, hat_basis, leverage_sketch, whiten
@@ -19,7 +18,7 @@ from apfl.maths.maps import FeatureMap, random_map, raw_map
 from apfl.maths.normalise import moments, normaliser
 from apfl.maths.ridge import factorise, one_hot, solve, statistics
 from apfl.models.dual_stream import DualStream
-from apfl.models.file import read, write
+from apfl.models.file import load_model, read, write
 from tests.maths.test_ridge import augmented_lstsq, rows
 
 ridges, widths = st.sampled_from([1e-3, 1.0, 50.0]), st.integers(1, 20)

@@ -23,14 +23,13 @@ from apfl.cli.options import (
 )
 from apfl.cli.progress import err, out, spinner
 from apfl.data import load_dataset
-from apfl.data.federation import load_model
 from apfl.data.sources.features import array_names, load_unlabelled
 from apfl.errors import InputError
 from apfl.experiments.run import Protocol, federate
 from apfl.experiments.verify import verify as verify_theorems
 from apfl.files import replacing
 from apfl.methods import method_class, method_names
-from apfl.models.file import read, write
+from apfl.models.file import load_model, read, write
 from apfl.models.undecided import in_words, undecided
 
 __all__ = ["export", "methods", "predict", "verify"]

@@ -109,7 +109,7 @@ class Board:
     def show(self, event: Event) -> None:
         name = f"tuning {event.job.key}" if event.job.tuning else event.job.key
         if event.kind == "begun":
-            rounds = 1 if event.job.tuning else getattr(event.job.cell.method, "n_rounds", 1)
+            rounds = 1 if event.job.tuning else event.job.cell.method.n_rounds
             self.running[event.job.key] = self.progress.add_task(name, total=rounds)
         elif event.kind == "round":
             self.progress.update(self.running[event.job.key], completed=event.info)

@@ -37,14 +37,14 @@ from apfl.cli.options import (
     seeds_of,
 )
 from apfl.cli.progress import ended, err, line, out, spinner
-from apfl.data.federation import Dataset, Federation, Method
+from apfl.data.federation import Dataset, Federation
 from apfl.errors import InputError
 from apfl.experiments.metrics import Record
 from apfl.experiments.run import Protocol, federate, keep_record, read_records, save_models
 from apfl.experiments.run import run as run_method
 from apfl.experiments.tuning import tune_once
 from apfl.files import replacing
-from apfl.methods import load_method, method_class, method_names
+from apfl.methods import Method, load_method, method_class, method_names
 from apfl.report.terminal import results_table
 
 __all__ = ["run"]

@@ -1,11 +1,10 @@
-"""The nouns: who holds which rows, what a method yields, what a trained model can do."""
+"""The nouns of data: a dataset, and who holds which of its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +12,8 @@ from torch import Tensor
 
 from apfl.data.missing import refuse_missing
 from apfl.errors import InputError, unknown
-from apfl.models.dual_stream import DualStream
-from apfl.models.file import Container, read
-from apfl.models.linear_head import LinearHead
 
-__all__ = ["Dataset", "Federation", "Method", "Model", "Round", "Shard", "load_model"]
+__all__ = ["Dataset", "Federation", "Shard"]
 
 
 def values_of(column: str, file: str) -> str:
@@ -102,57 +98,3 @@ class Federation:
         """The federation on another device."""
         train, test = [s.to(device) for s in self.train], [s.to(device) for s in self.test]
         return Federation(train, test, self.class_names, self.names)
-
-
-@runtime_checkable
-class Model(Protocol):
-    """What one client ends up with."""
-
-    kind: str
-
-    @property
-    def class_names(self) -> Sequence[str] | None:
-        """What the columns of the scores are called, where that is known."""
-        ...
-
-    def scores(self, features: Tensor) -> Tensor:
-        """(n, c), higher is likelier."""
-        ...
-
-    def container(self) -> Container:
-        """The model as data, to be written to disk."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class Round:
-    """Where a method stands after some exchanges between server and clients."""
-
-    models: Sequence[Model]  # one for each client, in their order
-    index: int  # server -> client -> server exchanges so far; 0 if there were none
-    bytes_up: int = 0  # so far, over all clients
-    bytes_down: int = 0
-    chosen: Mapping[str, Any] = field(default_factory=dict)  # what the method settled by itself
-    state: Mapping[str, Tensor] | None = None  # enough to go on from here, where a method can
-    # Models of clients that come after training, from their own training rows. Without it a later client can only be
-    # given the shared model, where there is one.
-    admit: Callable[[Sequence[Shard]], Sequence[Model]] | None = None
-
-
-class Method(Protocol):
-    """A federated method: a frozen dataclass of settings that can be run."""
-
-    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
-        """Train; yield after every round. The last one yielded is the result."""
-        ...
-
-
-KINDS: dict[str, type[DualStream] | type[LinearHead]] = {each.kind: each for each in (DualStream, LinearHead)}
-
-
-def load_model(path: str | Path) -> Model:
-    """Read any model file."""
-    container = read(path)
-    if container.kind not in KINDS:
-        raise unknown("kind of model", container.kind, KINDS)
-    return KINDS[container.kind].from_container(container)

@@ -11,12 +11,11 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
-from apfl.data.federation import Method
 from apfl.data.protocol import Protocol
 from apfl.errors import InputError, unknown
 from apfl.experiments.plan import SEED, SEEDS, STRICT, Plan, Seed, Seeds, tables_of, validated
 from apfl.experiments.tuning import own_axes
-from apfl.methods import load_method, method_class
+from apfl.methods import Method, load_method, method_class
 from apfl.methods._training import Training
 
 __all__ = ["Cell", "cells"]
@@ -57,7 +56,7 @@ class Cell:
         return f"{self.row}-{self.protocol.n_clients or 'given'}-{self.protocol.partition}{spread}"
 
     def _what(self, data: str | None, device: str) -> list[Any]:
-        return [data, device, self.threads, self.name, asdict(self.method), asdict(self.protocol)]  # type: ignore[call-overload]
+        return [data, device, self.threads, self.name, asdict(self.method), asdict(self.protocol)]
 
 
 def cells(plan: Plan) -> list[Cell]:
@@ -81,7 +80,7 @@ def cells(plan: Plan) -> list[Cell]:
 
 def _check_late(name: str, protocol: Protocol) -> None:
     cls = method_class(name)
-    if protocol.unseen_clients and cls.personal and not getattr(cls, "admits", False):
+    if protocol.unseen_clients and cls.personal and not cls.admits:
         raise InputError(f"method {name} has no model for clients unseen in training; leave it out of this plan")
 
 
@@ -123,8 +122,8 @@ def _shortened(
         return method, axes
     most = rounds * method.epochs
     changes: dict[str, Any] = {"n_rounds": rounds}
-    if hasattr(method, "finetune_epochs"):
-        changes["finetune_epochs"] = min(method.finetune_epochs, most)
+    if method.finetune_epochs > most:
+        changes["finetune_epochs"] = most
     bounded = {
         key: sorted({min(value, most) for value in values}) if key == "finetune_epochs" else values
         for key, values in (axes or {}).items()
@@ -141,7 +140,7 @@ def _check_axes(
         if key in settings:
             raise InputError(f"{name}.{key} is both given and tuned; leave one of them out")
         for value in values:
-            load_method(name, **(asdict(method) | {key: value}))  # type: ignore[call-overload]
+            load_method(name, **(asdict(method) | {key: value}))
 
 
 class _MethodOptions(BaseModel):

@@ -11,7 +11,6 @@ from apfl.data.federation import Dataset
 from apfl.experiments.cells import Cell
 from apfl.experiments.tuning import ROUNDS, grid
 from apfl.machine import needed
-from apfl.maths.personalise import width_for
 from apfl.methods._training import Training
 
 __all__ = ["peak_bytes", "rate", "seconds"]
@@ -43,8 +42,7 @@ def seconds(cell: Cell, dataset: Dataset, speed: float) -> float:
 def tuning_seconds(cell: Cell, dataset: Dataset, speed: float) -> float:
     """What choosing the settings takes, once for all seeds."""
     points = len(grid(cell.method, cell.tune))
-    n_rounds = getattr(cell.method, "n_rounds", ROUNDS)
-    return points * seconds(cell, dataset, speed) * min(1.0, ROUNDS / n_rounds)
+    return points * seconds(cell, dataset, speed) * min(1.0, ROUNDS / cell.method.n_rounds)
 
 
 def peak_bytes(cells: Sequence[Cell], dataset: Dataset) -> int:
@@ -59,7 +57,7 @@ def _method_bytes(cell: Cell, dataset: Dataset) -> int:
     if isinstance(cell.method, Training):
         heads = (cell.protocol.n_clients or 100) * n_features * len(dataset.class_names) * 4
         return 4 * n_rows * n_features + 4 * heads * len(grid(cell.method, cell.tune) if cell.tune else [0])
-    return needed(max(_widths(cell, dataset)), n_rows, workers=1)
+    return needed(max(cell.method.widths(n_rows, n_features)), n_rows, workers=1)
 
 
 def _products(cell: Cell, dataset: Dataset) -> float:
@@ -67,23 +65,13 @@ def _products(cell: Cell, dataset: Dataset) -> float:
     (n_rows, n_features), n_classes = dataset.features.shape, len(dataset.class_names)
     if isinstance(cell.method, Training):
         passes = cell.method.epochs * cell.method.n_rounds * cell.method.participation
-        passes += getattr(cell.method, "finetune_epochs", 0)
+        passes += cell.method.finetune_epochs
         return (
             2 * n_rows * n_features * n_classes * (passes + cell.method.n_rounds / 3)
         )  # forwards, backwards, measured
-    primary, refinement = _widths(cell, dataset)
+    primary, refinement = cell.method.widths(n_rows, n_features)
     each = n_rows / (cell.protocol.n_clients or 10)
     maps = n_rows * n_features * (primary + refinement)
     sums = 0.75 * n_rows * primary**2 + primary**3 / 3  # of the training rows, and the solution
     own = n_rows * min(each, refinement) * max(each, refinement)
-    chooses = "auto" in (getattr(cell.method, "beta", None), getattr(cell.method, "tau", None))
-    return maps + (sums + own if not chooses else sums + primary**3 + 3 * own)
-
-
-def _widths(cell: Cell, dataset: Dataset) -> tuple[int, int]:
-    """d_P and d_R; a method without a map has the features' own width."""
-    n_rows, n_features = dataset.features.shape
-    first = getattr(cell.method, "d_primary", getattr(cell.method, "d", n_features))
-    primary = width_for(n_rows, n_features) if first == "auto" else int(first)
-    second = getattr(cell.method, "d_refinement", 0)
-    return primary, primary if second == "auto" else int(second)
+    return maps + (sums + own if not cell.method.chooses else sums + primary**3 + 3 * own)

@@ -19,9 +19,10 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from apfl.data.federation import Model, Shard
+from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.models.dual_stream import DualStream
+from apfl.models.file import Model
 from apfl.models.undecided import undecided
 
 __all__ = ["Record", "class_counts", "client_accuracies", "metrics", "primary_accuracies"]

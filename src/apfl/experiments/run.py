@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from apfl.data.federation import Dataset, Federation, Method, Model, Round
+from apfl.data.federation import Dataset, Federation
 from apfl.data.protocol import Protocol, apart, federate
 from apfl.errors import InputError
 from apfl.experiments.checkpoint import Checkpoint, load, save
 from apfl.experiments.metrics import Record, class_counts, client_accuracies, metrics, primary_accuracies
 from apfl.files import replacing
-from apfl.models.file import write
+from apfl.methods import Method, Round
+from apfl.models.file import Model, write
 
 __all__ = ["Protocol", "federate", "keep_record", "read_records", "run", "save_models", "versions"]
 
@@ -47,7 +48,7 @@ def run(
     """
     trained, late = apart(federation, protocol, seed)
     measured = trained if late is None else late
-    what = [name, seed, dataset.sha256, asdict(protocol), asdict(method)]  # type: ignore[call-overload]
+    what = [name, seed, dataset.sha256, asdict(protocol), asdict(method)]
     last, seconds, curve = _train(name, method, trained, late, seed, what, on_round, checkpoint, checkpoint_seconds)
     models = last.models if late is None else _admitted(name, last, late)
     uses_alpha = protocol.partition.startswith("dirichlet")
@@ -59,7 +60,7 @@ def run(
         partition=protocol.partition,
         n_clients=len(federation.train),
         alpha=protocol.alpha if uses_alpha else None,
-        settings=asdict(method),  # type: ignore[call-overload]
+        settings=asdict(method),
         protocol=asdict(protocol),
         **metrics(models, measured.test, measured.n_classes),
         client_names=list(measured.names),
@@ -97,8 +98,8 @@ def _train(
     """The last round, the seconds it took to get there, and the curve; ``what`` says of which run a checkpoint is."""
     found = None if checkpoint is None else load(checkpoint, what)
     seconds, curve = (0.0, []) if found is None else (found.seconds, found.curve)
-    resume: dict[str, Any] = {} if found is None else {"resume": found.state}
-    rounds = method.rounds(federation.train, federation.n_classes, seed, **resume)
+    given = federation.train, federation.n_classes, seed
+    rounds = method.rounds(*given) if found is None else method.resume(found.state, *given)
     reached: tuple[Round, float, int] | None = None  # a whole round, the time so far, the length of the curve before it
     written = time.monotonic()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from apfl.data.federation import Method, Model, Round, Shard
+from apfl.data.federation import Shard
 from apfl.data.partition import split
 from apfl.errors import InputError
 from apfl.experiments.metrics import client_accuracies
 from apfl.experiments.unfinished import Unfinished
 from apfl.files import replacing
+from apfl.methods import Method, Round
 from apfl.methods._grid import alike
 from apfl.methods._training import Training, stacked_rounds
+from apfl.models.file import Model
 
 __all__ = ["ROUNDS", "Tuned", "grid", "hold_out", "own_axes", "trained", "tune", "tune_once"]
 
@@ -49,9 +51,11 @@ def grid(method: Method, axes: Mapping[str, Sequence[Any]] | None = None) -> lis
 
 
 def own_axes(method: Method) -> Mapping[str, Sequence[Any]]:
-    """The method's own grid, and the normalisations."""
-    own = getattr(method, "grid", None)
-    return {} if own is None else {"normalise": NORMALISE, **own}
+    """The method's own grid, and the normalisations if it has that setting."""
+    if method.grid is None:
+        return {}
+    settings = {field.name for field in fields(method)}
+    return ({"normalise": NORMALISE} if "normalise" in settings else {}) | dict(method.grid)
 
 
 def hold_out(clients: Sequence[Shard], seed: int) -> tuple[list[Shard], list[Shard]]:
@@ -87,7 +91,7 @@ def tune(
     if not points:
         return Tuned(method, [])
     fit, validation = hold_out(clients, seed)
-    candidates: list[Any] = [replace(method, **point) for point in points]  # type: ignore[type-var]
+    candidates = [replace(method, **point) for point in points]
     unfinished = unfinished or Unfinished()
     with unfinished.kept():
         for place, models in trained(candidates, fit, n_classes, seed, on_round, unfinished):
@@ -116,7 +120,7 @@ def tune_once(
     With ``checkpoint`` a grid that is stopped leaves that file, and the next call goes on from it.
     """
     axes = own_axes(method) if axes is None else axes
-    what = json.loads(json.dumps([name, asdict(method), seed, run, axes]))  # type: ignore[call-overload]
+    what = json.loads(json.dumps([name, asdict(method), seed, run, axes]))
     lines = path.read_text().splitlines() if path.exists() else []
     for line in lines:
         try:
@@ -127,7 +131,7 @@ def tune_once(
                 f"{path} cannot be read as results of tuning ({error!r}); remove it to tune again"
             ) from error
         if same:
-            return Tuned(replace(method, **chosen_before), results)  # type: ignore[type-var]
+            return Tuned(replace(method, **chosen_before), results)
     unfinished = Unfinished(checkpoint, what, checkpoint_seconds)
     tuned = tune(method, clients, n_classes, seed, axes, on_round, unfinished)
     chosen = {key: getattr(tuned.method, key) for key in axes}
@@ -150,7 +154,7 @@ def trained(
     """The place and the final models of every candidate that is not judged yet, as they are done.
 
     Gradient methods are trained side by side where they differ in nothing but settings that each head has for itself;
-    a method that can work on several settings ``together`` does.
+    all others ``together``, as the method has it.
     """
     tell, kept = on_round or (lambda share: None), unfinished or Unfinished()
     if isinstance(candidates[0], Training):
@@ -165,13 +169,8 @@ def trained(
                     kept.reached(places, state)
                     tell((n + int(state["progress"][0]) / points[0].n_rounds) / len(groups))
                 yield from zip(places, (each.models for each in last), strict=True)
-    elif hasattr(candidates[0], "together"):
-        for n, (place, each) in enumerate(candidates[0].together(candidates, clients, n_classes, seed), 1):
+    elif left := [place for place in range(len(candidates)) if place not in kept.judged]:
+        points, before = [candidates[place] for place in left], len(candidates) - len(left)
+        for n, (place, final) in enumerate(points[0].together(points, clients, n_classes, seed), before + 1):
             tell(n / len(candidates))
-            yield place, each.models
-    else:
-        for place, each in enumerate(candidates):
-            if place not in kept.judged:
-                (*_, final) = each.rounds(clients, n_classes, seed)
-                tell((place + 1) / len(candidates))
-                yield place, final.models
+            yield left[place], final.models

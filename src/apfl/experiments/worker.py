@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
-from apfl.data.federation import Dataset, Federation, Round
+from apfl.data.federation import Dataset, Federation
 from apfl.data.protocol import apart, federate
 from apfl.errors import InputError
 from apfl.experiments.cells import Cell
@@ -26,6 +26,7 @@ from apfl.experiments.oracle import best_on_test
 from apfl.experiments.run import run
 from apfl.experiments.tuning import HELD_OUT, ROUNDS, Tuned, tune_once
 from apfl.files import replacing
+from apfl.methods import Round
 
 __all__ = ["Job", "Setting", "work"]
 
@@ -158,7 +159,7 @@ def _keep(record: Record, path: Path) -> None:
 
 def _account(cell: Cell, tuned: Tuned) -> dict[str, Any]:
     return {
-        "seed": cell.tuning_seed, "held_out": HELD_OUT, "rounds": min(getattr(cell.method, "n_rounds", 1), ROUNDS),
+        "seed": cell.tuning_seed, "held_out": HELD_OUT, "rounds": min(cell.method.n_rounds, ROUNDS),
         "axes": {name: list(values) for name, values in (cell.tune or {}).items()}, "results": list(tuned.results),
     }  # fmt: skip
 

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apfl.data.federation import Model, Round, Shard
+from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.machine import check_width, n_workers, over_clients
 from apfl.maths.maps import FeatureMap, random_map
 from apfl.maths.normalise import Normaliser, check_features, moments, needs_moments, normaliser
 from apfl.maths.ridge import Statistics, accumulate, one_hot, total
+from apfl.methods import Round
+from apfl.models.file import Model
 
 WIDE = 2048  # above this width one product keeps all cores busy, and a sum for each worker is too much memory
 

@@ -6,7 +6,7 @@ The state is all there is, so a run can stop after any round and go on later fro
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from apfl.data.federation import Round, Shard
+from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.normalise import Normalise
+from apfl.methods import Method, Round
 from apfl.methods._stack import Stack
 from apfl.methods._step import Params
 from apfl.models.linear_head import LinearHead
@@ -28,7 +29,7 @@ RATES = (0.01, 0.03, 0.1, 0.3)
 
 
 @dataclass(frozen=True)
-class Training(ABC):
+class Training(Method):
     """Local epochs of SGD on a head, round by round; the defaults are the paper's where it gives any."""
 
     lr: Annotated[float, Field(gt=0)] = 0.1
@@ -42,6 +43,12 @@ class Training(ABC):
 
     # Settings that each of several grid points trained in one stack has for itself; in the others they must agree.
     stacked: ClassVar[frozenset[str]] = frozenset({"lr"})
+    unit: ClassVar[bool] = False  # whether its models bring representations to length one, as `LinearHead` can
+
+    @property
+    def finetune_epochs(self) -> int:
+        """Epochs on each client's own rows after the last round."""
+        return 0
 
     @abstractmethod
     def start(self, stack: Stack) -> State:
@@ -55,11 +62,14 @@ class Training(ABC):
     def heads(self, stack: Stack, state: State, t: int) -> Mapping[str, Tensor]:
         """What is evaluated after ``t`` rounds: a tensor for each grid point, or for each head."""
 
-    def rounds(
-        self, clients: Sequence[Shard], n_classes: int, seed: int, resume: Mapping[str, Tensor] | None = None
+    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+        for (only,) in stacked_rounds([self], clients, n_classes, seed):
+            yield only
+
+    def resume(
+        self, state: Mapping[str, Tensor], clients: Sequence[Shard], n_classes: int, seed: int
     ) -> Iterator[Round]:
-        """Train. ``resume`` is the state of a round of the same run: it is yielded again, then the next ones."""
-        for (only,) in stacked_rounds([self], clients, n_classes, seed, resume):
+        for (only,) in stacked_rounds([self], clients, n_classes, seed, state):
             yield only
 
 
@@ -137,8 +147,7 @@ def _models(stack: Stack, heads: Mapping[str, Tensor], point: int) -> list[Linea
 
 
 def _head(stack: Stack, tensors: Mapping[str, Tensor]) -> LinearHead:
-    unit = getattr(stack.points[0], "unit", False)
-    return LinearHead(**tensors, unit=unit, normaliser=stack.normaliser)  # type: ignore[arg-type]
+    return LinearHead(**tensors, unit=stack.points[0].unit, normaliser=stack.normaliser)  # type: ignore[arg-type]
 
 
 def _flat(name: str, tensor: Tensor) -> Tensor:

@@ -17,18 +17,19 @@ from typing import Any, ClassVar
 
 import torch
 
-from apfl.data.federation import Round, Shard
+from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.maps import raw_map
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import Statistics, factorise
 from apfl.maths.wire import message_bytes, nbytes
+from apfl.methods import Method, Round
 from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser
 from apfl.models.dual_stream import DualStream
 
 
 @dataclass(frozen=True)
-class AFL:
+class AFL(Method):
     """One analytic linear head shared by all clients: federated least squares, nothing personal."""
 
     normalise: Normalise = "row"

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from apfl.data.federation import Round, Shard
+from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.hits import Scope, grid
 from apfl.maths.leaveout import ECHO, Refinement, echo, leaving
@@ -29,6 +29,7 @@ from apfl.maths.maps import Activation
 from apfl.maths.normalise import Normalise
 from apfl.maths.personalise import Auto, Choice, Personal, Rows, personalise, solve_primary, width_for
 from apfl.maths.wire import message_bytes
+from apfl.methods import Method, Round
 from apfl.methods._analytic import mapped_and_summed, moments_bytes, shared_normaliser, stream_maps
 from apfl.models.dual_stream import DualStream
 
@@ -38,7 +39,7 @@ Width = Annotated[int, Field(gt=0, le=2**20)]
 
 
 @dataclass(frozen=True)
-class APFL:
+class APFL(Method):
     """Shared primary stream, private refinement stream, every open setting chosen in closed form."""
 
     d_primary: Width | Auto = "auto"
@@ -63,6 +64,10 @@ class APFL:
         """d_P and d_R of a federation with so many rows and features."""
         d_primary = width_for(n_samples, n_features) if self.d_primary == "auto" else self.d_primary
         return d_primary, d_primary if self.d_refinement == "auto" else self.d_refinement
+
+    @property
+    def chooses(self) -> bool:
+        return "auto" in (self.beta, self.tau)
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)

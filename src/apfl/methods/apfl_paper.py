@@ -18,20 +18,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from apfl.data.federation import Round, Shard
+from apfl.data.federation import Shard
 from apfl.machine import over_clients
 from apfl.maths.leaveout import fit_refinement
 from apfl.maths.maps import Activation
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import one_hot, solve
 from apfl.maths.wire import message_bytes, nbytes
+from apfl.methods import Method, Round
 from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, stream_maps
 from apfl.methods._grid import alike
 from apfl.models.dual_stream import DualStream
 
 
 @dataclass(frozen=True)
-class APFLPaper:
+class APFLPaper(Method):
     """APFL exactly as published: width, ridges and balance fixed for everyone."""
 
     d_primary: Annotated[int, Field(gt=0, le=2**20)] = 1024
@@ -47,16 +48,17 @@ class APFLPaper:
     personal: ClassVar[bool] = True
     admits: ClassVar[bool] = True
 
+    def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
+        return self.d_primary, self.d_refinement
+
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         for _, only in self.together([self], clients, n_classes, seed):
             yield only
 
-    @staticmethod
     def together(
-        points: Sequence[APFLPaper], clients: Sequence[Shard], n_classes: int, seed: int
+        self, points: Sequence[APFLPaper], clients: Sequence[Shard], n_classes: int, seed: int
     ) -> Iterator[tuple[int, Round]]:
-        """The place and the round of several settings: those that agree in the primary solve it once, and those that
-        differ only in the balance also share the refinements."""
+        """Those that agree in the primary solve it once; if only the balance differs they share the refinements."""
         for places in alike(points, without=("beta", "balance")):
             fitted = _Fitted(points[places[0]], clients, n_classes, seed)
             for same in alike([points[place] for place in places], without=("balance",)):

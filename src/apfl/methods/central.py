@@ -8,16 +8,17 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from apfl.data.federation import Round, Shard
+from apfl.data.federation import Shard
 from apfl.maths.maps import Activation, random_map
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import solve
+from apfl.methods import Method, Round
 from apfl.methods._analytic import mapped_and_summed, shared_normaliser
 from apfl.models.dual_stream import DualStream
 
 
 @dataclass(frozen=True)
-class Central:
+class Central(Method):
     """Ridge on all rows pooled in one place, for reference: not federated, nothing personal."""
 
     d: Annotated[int, Field(gt=0, le=2**20)] = 1024
@@ -27,6 +28,9 @@ class Central:
     normalise: Normalise = "row"
 
     personal: ClassVar[bool] = False
+
+    def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
+        return self.d, 0
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)

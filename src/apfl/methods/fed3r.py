@@ -14,17 +14,18 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from apfl.data.federation import Round, Shard
+from apfl.data.federation import Shard
 from apfl.maths.maps import raw_map
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import solve
 from apfl.maths.wire import message_bytes, nbytes
+from apfl.methods import Method, Round
 from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser
 from apfl.models.linear_head import LinearHead
 
 
 @dataclass(frozen=True)
-class Fed3R:
+class Fed3R(Method):
     """Federated ridge head with columns of length one: one head for everyone, nothing personal."""
 
     gamma: Annotated[float, Field(gt=0)] = 1.0

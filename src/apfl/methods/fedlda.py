@@ -17,17 +17,18 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import Field
 
-from apfl.data.federation import Round, Shard
+from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.maps import raw_map
 from apfl.maths.normalise import Normalise
 from apfl.maths.wire import message_bytes, nbytes
+from apfl.methods import Method, Round
 from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser
 from apfl.models.linear_head import LinearHead
 
 
 @dataclass(frozen=True)
-class FedLDA:
+class FedLDA(Method):
     """Federated linear discriminant analysis: one head for everyone, nothing personal."""
 
     shrinkage: Annotated[float, Field(gt=0, le=1)] = 0.01

@@ -13,16 +13,17 @@ from typing import Any, ClassVar
 
 import torch
 
-from apfl.data.federation import Round, Shard
+from apfl.data.federation import Shard
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import one_hot
 from apfl.maths.wire import nbytes
+from apfl.methods import Method, Round
 from apfl.methods._analytic import one_exchange, shared_normaliser
 from apfl.models.linear_head import LinearHead
 
 
 @dataclass(frozen=True)
-class FedNCM:
+class FedNCM(Method):
     """Nearest class mean over the whole federation: one head for everyone, nothing personal."""
 
     normalise: Normalise = "row"

@@ -8,18 +8,19 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from apfl.data.federation import Round, Shard
+from apfl.data.federation import Shard
 from apfl.machine import over_clients
 from apfl.maths.leaveout import fit_refinement
 from apfl.maths.maps import Activation, random_map
 from apfl.maths.normalise import Normalise, moments, normaliser
 from apfl.maths.ridge import one_hot
+from apfl.methods import Method, Round
 from apfl.methods._analytic import shared_normaliser
 from apfl.models.dual_stream import DualStream
 
 
 @dataclass(frozen=True)
-class LocalRidge:
+class LocalRidge(Method):
     """Ridge on the client's own rows alone: no exchange at all."""
 
     d: Annotated[int, Field(gt=0, le=2**20)] = 1024
@@ -30,6 +31,9 @@ class LocalRidge:
 
     personal: ClassVar[bool] = True
     admits: ClassVar[bool] = True
+
+    def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
+        return self.d, 0
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         shared_normaliser(self.normalise, clients)  # refuses an empty federation, and rows that cannot be used

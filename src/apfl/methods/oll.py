@@ -16,17 +16,18 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import Field
 
-from apfl.data.federation import Round, Shard
+from apfl.data.federation import Shard
 from apfl.maths.maps import Activation, random_map
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import solve
 from apfl.maths.wire import message_bytes, nbytes
+from apfl.methods import Method, Round
 from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser
 from apfl.models.linear_head import LinearHead
 
 
 @dataclass(frozen=True)
-class OLL:
+class OLL(Method):
     """The shared primary stream restricted to the classes the client has: no personal weights."""
 
     d: Annotated[int, Field(gt=0)] = 1024
@@ -36,6 +37,9 @@ class OLL:
 
     personal: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, Any]] = {"gamma": (1.0, 30.0, 1000.0)}
+
+    def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
+        return self.d, 0
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)

@@ -14,19 +14,20 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import Field
 
-from apfl.data.federation import Round, Shard
+from apfl.data.federation import Shard
 from apfl.machine import over_clients
 from apfl.maths.leaveout import fit_refinement
 from apfl.maths.maps import Activation, random_map
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import one_hot, solve
 from apfl.maths.wire import message_bytes, nbytes
+from apfl.methods import Method, Round
 from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser
 from apfl.models.dual_stream import DualStream
 
 
 @dataclass(frozen=True)
-class RidgeToGlobal:
+class RidgeToGlobal(Method):
     """Ridge on the client's own rows, shrunk towards the shared head."""
 
     d: Annotated[int, Field(gt=0)] = 1024
@@ -37,6 +38,9 @@ class RidgeToGlobal:
 
     personal: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, Any]] = {"gamma": (1.0, 100.0), "beta": (10.0, 100.0, 1000.0)}
+
+    def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
+        return self.d, 0
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
         normalise = shared_normaliser(self.normalise, clients)

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from apfl.errors import InputError
+from apfl.errors import InputError, unknown
 from apfl.files import replacing
 
-__all__ = ["FORMAT_VERSION", "Container", "read", "write"]
+__all__ = ["FORMAT_VERSION", "Container", "Model", "load_model", "read", "write"]
 
 FORMAT_VERSION = 1
 
@@ -32,6 +32,38 @@ class Container:
     kind: str
     tensors: dict[str, Tensor]
     settings: dict[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Model(Protocol):
+    """What one client ends up with."""
+
+    kind: str
+
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        """What the columns of the scores are called, where that is known."""
+        ...
+
+    def scores(self, features: Tensor) -> Tensor:
+        """(n, c), higher is likelier."""
+        ...
+
+    def container(self) -> Container:
+        """The model as data, to be written to disk."""
+        ...
+
+
+def load_model(path: str | Path) -> Model:
+    """Read any model file."""
+    from apfl.models.dual_stream import DualStream  # both are written in terms of `Container`
+    from apfl.models.linear_head import LinearHead
+
+    kinds: dict[str, type[DualStream] | type[LinearHead]] = {DualStream.kind: DualStream, LinearHead.kind: LinearHead}
+    container = read(path)
+    if container.kind not in kinds:
+        raise unknown("kind of model", container.kind, kinds)
+    return kinds[container.kind].from_container(container)
 
 
 def write(container: Container, path: str | Path, *, shared: Iterable[str] = ()) -> None:

@@ -208,7 +208,7 @@ def _defaults(method: str) -> dict[str, Any] | None:
     """A method's own settings as a record has them; None for a name from elsewhere."""
     if method not in method_names():
         return None
-    settings: dict[str, Any] = json.loads(json.dumps(asdict(load_method(method))))  # type: ignore[call-overload]
+    settings: dict[str, Any] = json.loads(json.dumps(asdict(load_method(method))))
     return settings
 
 
