@@ -16,7 +16,7 @@ SOURCE = Path(apfl.__file__).parent
 ROOMS = [
     *("errors", "files", "machine"),
     *("maths", "models", "data", "methods"),
-    *("estimator", "experiments", "report", "federate", "cli"),
+    *("testing", "estimator", "experiments", "report", "federate", "cli"),
 ]
 
 # What maths may import. `machine` is to go: maps asks for the memory that is free, personalise for threads.

@@ -15,7 +15,7 @@ def deal(name: str, labels: np.ndarray, n_clients: int, seed: int, **options) ->
     n = np.arange(len(labels))
     extra = {"domains": {"domains": n % 2}, "given": {"column": n % max(n_clients, 1)}}
     rng = np.random.default_rng(seed)
-    return load_partition(name).partition(labels, n_clients, rng, **extra.get(name, {}), **options)
+    return load_partition(name)(labels, n_clients, rng, **extra.get(name, {}), **options)
 
 
 @pytest.mark.parametrize("name", partition_names())
@@ -57,7 +57,7 @@ def test_classes_gives_each_client_that_many():
 def test_domains_are_not_mixed():
     labels = np.zeros(90, dtype=int)
     domains = np.repeat(["art", "photo", "sketch"], 30)
-    parts = load_partition("domains").partition(labels, 6, np.random.default_rng(0), domains=domains)
+    parts = load_partition("domains")(labels, 6, np.random.default_rng(0), domains=domains)
     assert [sorted(set(domains[part])) for part in parts] == [["art"]] * 2 + [["photo"]] * 2 + [["sketch"]] * 2
 
 
@@ -84,7 +84,7 @@ def test_impossible_draws_stop_with_a_remedy(name, n_clients, options, remedy):
 def test_given_clients_must_agree_in_number():
     column = np.array(["a", "b", "a", "a"])
     with pytest.raises(InputError, match="names 2"):
-        load_partition("given").partition(np.zeros(4), 3, np.random.default_rng(0), column=column)
+        load_partition("given")(np.zeros(4), 3, np.random.default_rng(0), column=column)
     with pytest.raises(InputError, match="did you mean 'dirichlet'"):
         load_partition("dirichlett")
 

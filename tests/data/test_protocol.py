@@ -178,7 +178,7 @@ def test_missing_clients_groups_and_flags_are_refused_only_if_used(digits, value
 def test_recipes_refuse_missing_entries(name, argument):
     entries = np.array(["a", "", "b", "b"])
     with pytest.raises(InputError, match=r"1 of 4 \w+ entries is missing \(row 1,"):
-        load_partition(name).partition(np.zeros(4), 2, np.random.default_rng(0), **{argument: entries})
+        load_partition(name)(np.zeros(4), 2, np.random.default_rng(0), **{argument: entries})
 
 
 def test_a_client_without_a_name_is_refused(digits):

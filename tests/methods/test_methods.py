@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +16,7 @@ from apfl.maths.ridge import one_hot, solve, statistics
 from apfl.maths.wire import message, nbytes
 from apfl.methods import load_method, method_class, method_names
 from apfl.methods.afl import smallest_ridge
-from apfl.models.file import Container, Model
+from apfl.testing import check_method
 from tests.conftest import draw_clients
 
 
@@ -31,54 +30,10 @@ def small(name: str) -> dict[str, int]:
     return {field.name: sizes[field.name] for field in fields(method_class(name)) if field.name in sizes}
 
 
-def separable(n_clients: int = 4, seed: int = 0) -> list[Shard]:
-    """Three well-separated clouds."""
-    rng = np.random.default_rng(seed)
-    centres = 4 * np.eye(3, 8)
-    shards = []
-    for _ in range(n_clients):
-        labels = rng.integers(3, size=30)
-        shards.append(
-            Shard(torch.from_numpy(centres[labels] + 0.3 * rng.normal(size=(30, 8))).float(), torch.from_numpy(labels))
-        )
-    return shards
-
-
 @pytest.mark.parametrize("name", method_names())
-class TestContract:
-    """Holds for every file in the methods folder."""
-
-    def test_one_model_for_each_client(self, name):
-        clients = separable()
-        result = last_round(name, clients, 3, **small(name))
-        assert len(result.models) == len(clients)
-        for model, shard in zip(result.models, clients, strict=True):
-            assert isinstance(model, Model)
-            assert model.scores(shard.features).shape == (len(shard), 3)
-            assert isinstance(model.container(), Container)
-        assert min(result.index, result.bytes_up, result.bytes_down) >= 0
-
-    def test_same_seed_same_result(self, name):
-        clients = separable()
-        one, two = (last_round(name, clients, 3, seed=5, **small(name)) for _ in range(2))
-        for a, b in zip(one.models, two.models, strict=True):
-            assert torch.equal(a.scores(clients[0].features), b.scores(clients[0].features))
-
-    def test_inputs_are_left_alone(self, name):
-        clients, untouched = separable(), separable()
-        last_round(name, clients, 3, **small(name))
-        for shard, before in zip(clients, untouched, strict=True):
-            assert torch.equal(shard.features, before.features)
-            assert torch.equal(shard.labels, before.labels)
-
-    def test_learns_what_can_be_separated(self, name):
-        models = last_round(name, separable(), 3, **small(name)).models
-        for model, fresh in zip(models, separable(seed=1), strict=True):
-            assert float((model.scores(fresh.features).argmax(1) == fresh.labels).double().mean()) > 0.95
-
-    def test_no_clients_is_an_error(self, name):
-        with pytest.raises(InputError, match="at least one"):
-            last_round(name, [], 3, **small(name))
+def test_every_method_keeps_the_contract(name):
+    """Holds for every file in the methods folder, and for a method from outside by the same function."""
+    check_method(load_method(name, **small(name)))
 
 
 @given(st.lists(st.integers(1, 25), min_size=2, max_size=6), st.integers(0, 50))

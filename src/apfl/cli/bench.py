@@ -27,6 +27,7 @@ from apfl.cli.options import MinimumOption, device_of, names_of, seeds_of
 from apfl.cli.progress import Board, duration, err, out
 from apfl.data.federation import Dataset
 from apfl.data.protocol import deal
+from apfl.data.registry import is_path
 from apfl.errors import InputError
 from apfl.experiments import estimate
 from apfl.experiments.cells import Cell, cells
@@ -129,7 +130,8 @@ def bench(
     if dry_run:
         return
     del dataset  # the processes have their own
-    setting = Setting(folder, load, given.source, where, given.threads, given.checkpoint_seconds, n_workers)
+    paths = [name for name in given.methods if is_path(name)]
+    setting = Setting(folder, load, given.source, where, given.threads, given.checkpoint_seconds, n_workers, paths)
     with claim(folder, given, list(keyed)):  # what is left may be less by now
         failed = _run(jobs_for(keyed, folder, identity, where), setting, n_workers)
     _conclude(folder, keyed, failed)

@@ -44,7 +44,7 @@ from apfl.experiments.run import Protocol, federate, keep_record, read_records, 
 from apfl.experiments.run import run as run_method
 from apfl.experiments.tuning import tune_once
 from apfl.files import replacing
-from apfl.methods import Method, load_method, method_class, method_names
+from apfl.methods import METHODS, Method, load_method, method_class, method_names
 from apfl.report.terminal import results_table
 
 __all__ = ["run"]
@@ -220,8 +220,8 @@ def _stopped(folder: Path, n_records: int) -> str:
 
 def _methods(names: str, assignments: Sequence[str]) -> dict[str, Method]:
     """The methods asked for, with the settings of --set."""
-    wanted = names_of(names, method_names())
-    settings: dict[str, dict[str, Any]] = {name: {} for name in wanted if method_class(name)}
+    wanted = METHODS.by_name(names_of(names, method_names()))
+    settings: dict[str, dict[str, Any]] = {name: {} for name, given in wanted.items() if method_class(given)}
     for assignment in assignments:
         method, dot, rest = assignment.partition(".")
         key, equals, value = rest.partition("=")
@@ -231,7 +231,7 @@ def _methods(names: str, assignments: Sequence[str]) -> dict[str, Method]:
             method_class(method)
             raise InputError(f"--set {assignment!r} is for {method}, which is not run; add it to --methods")
         settings[method][key] = value
-    return {name: load_method(name, **settings[name]) for name in wanted}
+    return {name: load_method(given, **settings[name]) for name, given in wanted.items()}
 
 
 def _check_folder(

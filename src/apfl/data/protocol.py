@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from apfl.data.federation import Dataset, Federation, Shard
-from apfl.data.partition import load_partition, split
+from apfl.data.partition import COLUMNS, load_partition, options_of, split
 from apfl.errors import InputError
 
 __all__ = ["Protocol", "apart", "deal", "federate"]
 
+OPTIONS = ("alpha", "minimum", "classes_per_client")  # what a partition may ask the protocol for
 Halves = tuple[np.ndarray, np.ndarray]  # one client's rows: training, test
 UNSEEN, RESHUFFLE = 7, 8  # what a stream of random numbers is for, so that it moves no other one
 
@@ -56,7 +57,7 @@ def deal(dataset: Dataset, protocol: Protocol, seed: int) -> list[Halves]:
         raise InputError(f"a minimum of {protocol.minimum} rows for each client given; it must be 1 or more")
     rng = np.random.default_rng(seed)
     recipe, options = load_partition(protocol.partition), _partition_options(dataset, protocol)
-    parts = recipe.partition(dataset.labels.numpy(), protocol.n_clients, rng, **options)
+    parts = recipe(dataset.labels.numpy(), protocol.n_clients, rng, **options)
     _check_unseen(protocol, len(parts))
     groups = _codes(dataset, protocol.group_column)
     in_test = None if protocol.test_column is None else _flags(dataset, protocol.test_column)
@@ -104,27 +105,31 @@ def _reshuffled(dataset: Dataset, protocol: Protocol, halves: Sequence[Halves], 
     nothing = np.empty(0, dtype=int)
     if not protocol.reshuffle:
         return [halves[0], *((train, nothing) for train, _ in halves[1:])]
-    if protocol.partition not in ("dirichlet", "dirichlet_plain", "classes", "iid"):
+    if not options_of(protocol.partition).keys().isdisjoint(COLUMNS):
         raise InputError(f"partition '{protocol.partition}' cannot be dealt out again: leave reshuffle out")
     rest = np.sort(np.concatenate([train for train, _ in halves[1:]]))
     rng = np.random.default_rng((seed, protocol.reshuffle, RESHUFFLE))
     recipe, options = load_partition(protocol.partition), _partition_options(dataset, protocol)
-    parts = recipe.partition(dataset.labels.numpy()[rest], len(halves) - 1, rng, **options)
+    parts = recipe(dataset.labels.numpy()[rest], len(halves) - 1, rng, **options)
     return [halves[0], *((rest[part], nothing) for part in parts)]
 
 
 def _partition_options(dataset: Dataset, protocol: Protocol) -> Mapping[str, Any]:
-    """The keyword arguments of the recipe."""
-    if protocol.partition in ("dirichlet", "dirichlet_plain"):
-        return {"alpha": protocol.alpha, "minimum": protocol.minimum}
-    if protocol.partition == "classes":
-        return {"classes_per_client": protocol.classes_per_client}
-    if protocol.partition in ("domains", "given"):
-        if protocol.client_column is None:
+    """What the recipe's signature asks for."""
+    options: dict[str, Any] = {}
+    for name, required in options_of(protocol.partition).items():
+        if name in OPTIONS:
+            options[name] = asdict(protocol)[name]
+        elif name in COLUMNS and protocol.client_column is not None:
+            options[name] = dataset.column(protocol.client_column)
+        elif name in COLUMNS and required:
             raise InputError(f"partition '{protocol.partition}' needs a column: name it with --client-column")
-        column = dataset.column(protocol.client_column)
-        return {"domains" if protocol.partition == "domains" else "column": column}
-    return {}
+        elif required:
+            raise InputError(
+                f"partition '{protocol.partition}' asks for '{name}'; give that a default, or ask for "
+                f"{', '.join([*OPTIONS, *COLUMNS])}"
+            )
+    return options
 
 
 def _client_names(dataset: Dataset, protocol: Protocol, n_clients: int) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -79,6 +79,14 @@ class Registry:
         if own in self.names():
             raise InputError(f"{self.kind} {name} given; '{own}' is the name of an installed {self.kind}: rename yours")
         return own
+
+    def by_name(self, names: Iterable[str]) -> dict[str, str]:
+        """Each name or path under what records call it; two that records cannot tell apart are an error."""
+        named: dict[str, str] = {}
+        for name in names:
+            if named.setdefault(self.name_of(name), name) != name:
+                raise InputError(f"{named[self.name_of(name)]} and {name} given; two {self.kind}s need two names")
+        return named
 
     def _from_entry(self, entry: EntryPoint) -> Any:
         try:

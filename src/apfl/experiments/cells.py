@@ -11,11 +11,12 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
+from apfl.data.partition import PARTITIONS, options_of
 from apfl.data.protocol import Protocol
 from apfl.errors import InputError, unknown
 from apfl.experiments.plan import SEED, SEEDS, STRICT, Plan, Seed, Seeds, tables_of, validated
 from apfl.experiments.tuning import own_axes
-from apfl.methods import Method, load_method, method_class
+from apfl.methods import METHODS, Method, load_method, method_class
 from apfl.methods._training import Training
 
 __all__ = ["Cell", "cells"]
@@ -52,8 +53,9 @@ class Cell:
     @property
     def label(self) -> str:
         """Method and federation in a few characters."""
-        spread = f"-{self.protocol.alpha:g}" if self.protocol.partition.startswith("dirichlet") else ""
-        return f"{self.row}-{self.protocol.n_clients or 'given'}-{self.protocol.partition}{spread}"
+        partition = self.protocol.partition
+        spread = f"-{self.protocol.alpha:g}" if "alpha" in options_of(partition) else ""
+        return f"{self.row}-{self.protocol.n_clients or 'given'}-{PARTITIONS.name_of(partition)}{spread}"
 
     def _what(self, data: str | None, device: str) -> list[Any]:
         return [data, device, self.threads, self.name, asdict(self.method), asdict(self.protocol)]
@@ -63,24 +65,23 @@ def cells(plan: Plan) -> list[Cell]:
     """Every cell of the plan, each once: federation by federation, seed by seed, method by method."""
     variants = [
         (name, *variant)
-        for name, tables in plan.methods.items()
-        for table in tables_of(tables)
-        for variant in _variants(name, table, plan)
+        for name, given in METHODS.by_name(plan.methods).items()
+        for table in tables_of(plan.methods[given])
+        for variant in _variants(given, table, plan)
     ]
     found: dict[str, Cell] = {}
     for protocol in [each for table in tables_of(plan.protocol) for each in _protocols(table)]:
         for seed in dict.fromkeys(seed for *_, seeds, _, _ in variants for seed in seeds):
             for name, method, tune, seeds, tuning_seed, oracle in variants:
                 if seed in seeds:
-                    _check_late(name, protocol)
+                    _check_late(name, method, protocol)
                     cell = Cell(name, method, protocol, seed, plan.threads, tune, tuning_seed, oracle)
                     found.setdefault(cell.key(None, ""), cell)
     return list(found.values())
 
 
-def _check_late(name: str, protocol: Protocol) -> None:
-    cls = method_class(name)
-    if protocol.unseen_clients and cls.personal and not cls.admits:
+def _check_late(name: str, method: Method, protocol: Protocol) -> None:
+    if protocol.unseen_clients and method.personal and not method.admits:
         raise InputError(f"method {name} has no model for clients unseen in training; leave it out of this plan")
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from apfl.data.registry import is_path
 from apfl.errors import InputError, unknown
 
 __all__ = ["LARGEST_SEED", "STRICT", "Plan", "Seed", "Seeds", "read_plan", "tables_of", "to_toml", "validated"]
@@ -83,7 +84,7 @@ def read_plan(
     """The plan in a file, with some keys replaced (those that are not None).
 
     ``source`` replaces all that the plan says about its data, ``protocol`` replaces keys of every ``[protocol]`` table,
-    ``only`` names the methods to keep.
+    ``only`` names the methods to keep; a path ``./mine.py:Mine`` adds that method.
     """
     try:
         given = tomllib.loads(path.read_text())
@@ -98,7 +99,9 @@ def read_plan(
     given |= {key: value for key, value in overrides.items() if value is not None}
     plan = validated(Plan, given, "plan")
     for name in only or ():
-        if name not in plan.methods:
+        if is_path(name):  # one's own method beside those of the plan
+            plan.methods.setdefault(name, {})
+        elif name not in plan.methods:
             raise unknown("method in the plan", name, plan.methods)
     first_seed = None if overrides.get("seeds") is None else first
     kept = {
@@ -174,7 +177,9 @@ def to_toml(plan: Plan) -> str:
     nested = {"protocol": given.pop("protocol", {}), "methods": given.pop("methods")}
     lines = [f"{key} = {_value(value)}" for key, value in given.items() if value is not None]
     sections = [("protocol", nested["protocol"])]
-    sections += [(f"methods.{name}", tables) for name, tables in nested["methods"].items()]
+    sections += [
+        (f"methods.{json.dumps(name) if is_path(name) else name}", tables) for name, tables in nested["methods"].items()
+    ]
     for heading, tables in sections:
         for table in tables_of(tables):
             lines += ["", f"[[{heading}]]" if isinstance(tables, list) else f"[{heading}]"]

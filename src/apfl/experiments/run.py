@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from apfl.data.federation import Dataset, Federation
+from apfl.data.partition import PARTITIONS, options_of
 from apfl.data.protocol import Protocol, apart, federate
 from apfl.errors import InputError
 from apfl.experiments.checkpoint import Checkpoint, load, save
@@ -51,13 +52,13 @@ def run(
     what = [name, seed, dataset.sha256, asdict(protocol), asdict(method)]
     last, seconds, curve = _train(name, method, trained, late, seed, what, on_round, checkpoint, checkpoint_seconds)
     models = last.models if late is None else _admitted(name, last, late)
-    uses_alpha = protocol.partition.startswith("dirichlet")
+    uses_alpha = "alpha" in options_of(protocol.partition)
     record = Record(
         method=name,
         seed=seed,
         data=dataset.name,
         data_sha256=dataset.sha256,
-        partition=protocol.partition,
+        partition=PARTITIONS.name_of(protocol.partition),
         n_clients=len(federation.train),
         alpha=protocol.alpha if uses_alpha else None,
         settings=asdict(method),

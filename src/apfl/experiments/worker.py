@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,7 +26,7 @@ from apfl.experiments.oracle import best_on_test
 from apfl.experiments.run import run
 from apfl.experiments.tuning import HELD_OUT, ROUNDS, Tuned, tune_once
 from apfl.files import replacing
-from apfl.methods import Round
+from apfl.methods import Round, method_class
 
 __all__ = ["Job", "Setting", "work"]
 
@@ -52,6 +52,7 @@ class Setting:
     threads: int
     checkpoint_seconds: float
     n_workers: int = 1
+    paths: Sequence[str] = ()  # methods of the user's own: they must be loaded before a job of theirs can be received
 
 
 def work(connection: Connection, setting: Setting) -> None:
@@ -64,6 +65,8 @@ def work(connection: Connection, setting: Setting) -> None:
     if setting.device.startswith("cuda") and setting.n_workers > 1:
         # At its limit a process gives back what it holds unused, which the others cannot make it do.
         torch.cuda.set_per_process_memory_fraction(0.9 / setting.n_workers, torch.device(setting.device).index)
+    for path in setting.paths:
+        method_class(path)
     bench = _Bench(setting, connection)
     while (job := connection.recv()) is not None:
         answer: tuple[str, Any]

@@ -1,18 +1,26 @@
-"""From samples to features: frozen networks, one file for each family, each with a ``load``."""
+"""From samples to features: frozen networks, one file for each, with ``load(*, pooling=None) -> Backbone``.
+
+``efficientnet_lite0.py`` is named efficientnet-lite0; `huggingface` loads everything on the Hub. One from outside is
+found by its entry point of the group ``apfl.backbones``, or by its path, ``./mine.py:load``.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from apfl.data.registry import Registry, is_path
 from apfl.errors import InputError
 
-__all__ = ["Backbone", "backbone_names", "load_backbone", "weights_sha256"]
+__all__ = ["BACKBONES", "Backbone", "backbone_names", "load_backbone", "weights_sha256"]
+
+BACKBONES = Registry("backbone", "apfl.data.backbones", "apfl.backbones", attrgetter("load"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,25 +42,32 @@ def backbone_names() -> list[str]:
     """The names there are; any other is looked for on the Hub."""
     from apfl.data.backbones import huggingface
 
-    return sorted(["identity", "efficientnet-lite0", *huggingface.PRESETS])
+    return sorted([*_files(), *huggingface.PRESETS])
 
 
 def load_backbone(name: str, *, pooling: str | None = None, revision: str | None = None) -> Backbone:
-    """A preset, ``owner/name`` on the Hub, or a folder with a model.
+    """A name, ``owner/name`` on the Hub, a folder with a model, or a path ``./mine.py:load``.
 
     >>> load_backbone("identity").forward(torch.ones(1, 3)).shape
     torch.Size([1, 3])
     """
-    from apfl.data.backbones import efficientnet_lite, huggingface, identity
+    from apfl.data.backbones import huggingface
 
     if pooling not in (None, "cls", "mean"):
         raise InputError(f"--pooling {pooling} given; allowed are cls and mean")
-    own = {"identity": identity.load, "efficientnet-lite0": efficientnet_lite.load}
-    if name not in own:
+    files = _files()
+    if not is_path(name) and name not in files:
         return huggingface.load(name, pooling=pooling, revision=revision)
     if revision is not None:
         raise InputError(f"a backbone revision was given, but '{name}' is not from the Hub: leave it out")
-    return own[name](pooling=pooling)
+    backbone: Backbone = BACKBONES.load(files.get(name, name))(pooling=pooling)
+    return backbone
+
+
+def _files() -> dict[str, str]:
+    """Names, and what the registry calls them: a file has underscores for dashes."""
+    builtin = {name.replace("_", "-"): name for name in BACKBONES.builtin() if name != "huggingface"}
+    return {name: name for name in BACKBONES.names() if name not in BACKBONES.builtin()} | builtin
 
 
 def weights_sha256(module: nn.Module, without: Collection[str] = ()) -> str:

@@ -2,32 +2,48 @@
 
     partition(labels, n_clients, rng, *, ...) -> list of index arrays, every row exactly once
 
-(`given` takes a column instead: real sites or domains), and the split of a client's rows into training and test.
+and the split of a client's rows into training and test. A recipe declares its options as keyword arguments: ``alpha``,
+``minimum`` and ``classes_per_client`` are the protocol's; ``column`` or ``domains`` is the client column, row by row.
+A recipe from outside is found by its entry point of the group ``apfl.partitions``, or by its path,
+``./mine.py:partition``.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from types import ModuleType
+import inspect
+from collections.abc import Callable
+from operator import attrgetter
 
 import numpy as np
 
-from apfl.errors import InputError, unknown
+from apfl.data.registry import Registry
+from apfl.errors import InputError
 
-__all__ = ["load_partition", "partition_names", "split"]
+__all__ = ["COLUMNS", "PARTITIONS", "load_partition", "options_of", "partition_names", "split"]
+
+PARTITIONS = Registry("partition", "apfl.data.partition", "apfl.partitions", attrgetter("partition"))
+COLUMNS = ("column", "domains")  # the options that are the client column
 
 
 def partition_names() -> list[str]:
-    """The recipes there are: the public files of this folder."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    """The recipes there are: the public files of this folder, and those of installed distributions."""
+    return PARTITIONS.names()
 
 
-def load_partition(name: str) -> ModuleType:
-    """A recipe by name."""
-    if name not in partition_names():
-        raise unknown("partition", name, partition_names())
-    return importlib.import_module(f"{__name__}.{name}")
+def load_partition(name: str) -> Callable[..., list[np.ndarray]]:
+    """A recipe, by name or by path."""
+    recipe: Callable[..., list[np.ndarray]] = PARTITIONS.load(name)
+    return recipe
+
+
+def options_of(name: str) -> dict[str, bool]:
+    """The keyword options of a recipe, and whether each must be given.
+
+    >>> options_of("dirichlet")
+    {'alpha': False, 'minimum': False}
+    """
+    parameters = inspect.signature(load_partition(name)).parameters.values()
+    return {each.name: each.default is each.empty for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
 def split(
