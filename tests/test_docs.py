@@ -11,7 +11,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from apfl import DualStream, solve, statistics
+from apfl import DualStream, load_method, solve, statistics
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,6 +51,12 @@ def test_running_page_snippet_runs(tmp_path, monkeypatch):
     names: dict[str, object] = {}
     exec(block.replace("n_clients=20, alpha=0.1", "n_clients=4, alpha=1.0"), names)
     assert names["record"].accuracy_client_mean > 0.8
+
+
+def test_the_method_of_the_contributing_page_keeps_the_contract(tmp_path):
+    (block,) = python_blocks("CONTRIBUTING.md")
+    (tmp_path / "mine.py").write_text(block)  # its last line checks it
+    assert load_method(f"{tmp_path}/mine.py:Mine").gamma == 10.0
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
