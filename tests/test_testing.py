@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from apfl import InputError, Method, Round, Shard, load_method
+from apfl.experiments.tuning import tune
 from apfl.testing import check_method
 
 
@@ -137,3 +138,26 @@ def test_hooks_have_defaults():
     assert method.widths(100, 8) == (8, 0)
     with pytest.raises(InputError, match="cannot continue from a checkpoint"):
         method.resume({}, [], 3, 0)
+
+
+@dataclass(frozen=True)
+class Ridge(Method):
+    """Ridge at home with a grid, and without the setting `normalise`."""
+
+    gamma: float = 1.0
+
+    grid: ClassVar[Mapping[str, Any]] = {"gamma": (1e9, 1.0)}
+
+    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+        yield from load_method("local_ridge", d=40, gamma=self.gamma).rounds(clients, n_classes, seed)
+
+
+def test_a_grid_without_normalise_is_tuned_over_its_own_settings_alone():
+    centres = 4 * torch.eye(3, 8)
+    labels = torch.arange(40) % 3
+    generator = torch.Generator().manual_seed(0)
+    clients = [Shard(centres[labels] + 2 * torch.randn(40, 8, generator=generator), labels) for _ in range(3)]
+    tuned = tune(Ridge(), clients, 3, 0)
+    assert [set(result) for result in tuned.results] == [{"gamma", "accuracy_client_mean"}] * 2
+    best = max(tuned.results, key=lambda result: result["accuracy_client_mean"])
+    assert tuned.method == Ridge(best["gamma"])
