@@ -27,8 +27,8 @@ from apfl.data.federation import Shard
 from apfl.experiments.run import Protocol, federate
 from apfl.machine import over_clients
 from apfl.maths.maps import random_map
+from apfl.maths.recursion import fold, upload
 from apfl.maths.ridge import one_hot, solve, statistics, total
-from apfl.maths.wire import fold, upload
 from apfl.methods import load_method
 
 

@@ -15,19 +15,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load
 
 from apfl.cli import main
 from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.federate import Coordinator, Site, Terms, status_of
 from apfl.federate.contribution import decode
-from apfl.federate.inprocess import simulate
+from apfl.federate.inprocess import payload_bytes, simulate
 from apfl.federate.ledger import Ledger
 from apfl.federate.messages import open_choice, open_table
 from apfl.federate.sums import HI, LO, ExactSum
 from apfl.maths.leaveout import ECHO
 from apfl.maths.ridge import Statistics, one_hot, statistics
-from apfl.maths.wire import factor_bytes, message_bytes
+from apfl.maths.wire import statistics_bytes
 from apfl.methods.apfl import APFL
 from apfl.models.dual_stream import DualStream
 from tests.federate.federation_toys import AUTO, FIXED, NAMES, contribute, draw_shard, make_sites, same, seen, tabulate
@@ -97,12 +98,47 @@ def test_byte_counts_are_what_was_sent(tmp_path, wire):
         data = site.sent(agreement[1].to_json().encode())
         header = 8 + int.from_bytes(data[:8], "little")
         n, dtype = len(site.train), agreement[1].dtype
-        payload = factor_bytes(n, 40, 3, dtype) if n < 40 else message_bytes(40, 3, dtype)
+        payload = statistics_bytes(n, 40, 3, dtype)
         assert row["form"] == ("factor" if n < 40 else "triangle")
         assert len(data) == header + payload + 2 * ECHO
         assert header < 1000  # what is not statistics
         told = site.what_leaves(agreement[1].to_json().encode())
         assert told.n_bytes == payload - 8 * 3 - 16  # counts, n and energy are named by themselves
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes"),
+    [
+        (FIXED, (30, 70, 20, 55)),
+        (replace(FIXED, refinement="in-sample", normalise="standardise", intercept=True), (40, 41, 42)),
+        (replace(FIXED, d_refinement=40, tau=0.1, scope="shrunk"), (6, 7)),
+        (AUTO, (30, 70, 20, 55)),
+        (replace(AUTO, d_refinement=40, normalise="auto"), (39, 40, 41)),
+        (replace(AUTO, scope="client", sketch=16), (6, 90)),
+        (replace(AUTO, scope="shrunk", sketch=0, tau=0.1), (50, 60)),
+        (replace(AUTO, normalise="columns", refinement="in-sample", balance=0.3), (8, 64)),
+        (APFL(sketch=16), (30, 300)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, tuple) else f"{value.scope}-{value.normalise}-{value.gamma}",
+)
+def test_simulated_bytes_are_those_sent(tmp_path, method, sizes):
+    sites = make_sites(tmp_path, sizes)
+    made = simulate(sites, Terms("f", method=method), tmp_path / "server")
+    *_, last = method.rounds([site.train for site in sites], 3, 0)
+    assert (last.bytes_up, last.bytes_down) == (made.payload_up, made.payload_down)
+
+
+def test_payload_is_the_tensors_of_a_message(tmp_path):
+    (site,) = make_sites(tmp_path, (30,))
+    draft = Terms("f", method=replace(AUTO, normalise="columns"), quorum=1)
+    with Coordinator(tmp_path / "server", draft) as server:
+        contribute(server, [site])
+        data = server.publish().data
+    tensors = load(data)
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "weights": (40, 3), "class_counts": (3,), "leverage": (40, 128)
+    }  # fmt: skip
+    assert payload_bytes(data) == sum(tensor.numpy().nbytes for tensor in tensors.values())
 
 
 def _plain(terms: dict) -> dict:

@@ -18,6 +18,7 @@ import torch
 from apfl.data import load_dataset
 from apfl.data.federation import Shard
 from apfl.experiments.run import Protocol, federate
+from apfl.federate.inprocess import payload_bytes
 from apfl.federate.ledger import Ledger
 from apfl.federate.messages import open_publication
 from apfl.federate.terms import Terms
@@ -139,6 +140,26 @@ def test_byte_counts_are_what_was_sent(federation):
     inbound = sum(run["network-traffic"]["inbound-bytes"] for run in runs)
     payload = sum(e["bytes"] for e in federation.seen("answered"))
     assert payload < inbound < 1.1 * payload + 100_000
+
+
+def test_simulated_bytes_are_those_sent(federation):
+    """The arrays of all that crossed the network are what the method reports for the same clients."""
+    terms = Terms.from_json(_terms(federation))
+    ledger = Ledger(federation.folder, writer=False)
+    try:
+        kept = ledger.rows("SELECT data FROM descriptions UNION ALL SELECT data FROM tables")
+    finally:
+        ledger.close()
+    up, down = [row["data"] for row in kept], []
+    for name in "abcd":
+        home = federation.root / name / "site" / "server" / name
+        up += [path.read_bytes() for path in home.glob("sent-*.safetensors")]
+        down.append((home / "publication.safetensors").read_bytes())
+    assert (len(up), len(down)) == (12, 4)
+    *_, last = APFL(d_primary=256).rounds([federation.train[name] for name in "abcd"], len(CLASSES), 0)
+    assert last.bytes_up == sum(map(payload_bytes, up))
+    # The choice is a header alone; the mean and the standard deviation come with the terms.
+    assert last.bytes_down == sum(map(payload_bytes, down)) + 4 * 8 * (len(terms.mean or ()) + len(terms.std or ()))
 
 
 def _terms(w: World) -> bytes:

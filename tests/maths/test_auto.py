@@ -22,7 +22,6 @@ from apfl.maths.hits import FEW_HITS, Grid, _with_neighbours, choose, grid, hits
 from apfl.maths.leaveout import ECHO, LeftOut, fit_refinement, hat_basis, leverage_sketch, whiten
 from apfl.maths.personalise import MOST_NOISE, width_for
 from apfl.maths.ridge import factorise, one_hot, solve, statistics, total
-from apfl.maths.wire import message_bytes
 from apfl.methods import load_method
 from tests.conftest import draw_clients
 from tests.maths.test_ridge import rows
@@ -294,19 +293,35 @@ def test_fixed_in_sample_settings_are_the_paper_preset():
     (paper,) = load_method("apfl_paper", **shared, **apart).rounds(clients, 3, 0)
     for a, p, shard in zip(auto.models, paper.models, clients, strict=True):
         torch.testing.assert_close(a.scores(shard.features), p.scores(shard.features), rtol=1e-12, atol=1e-12)
-    assert (auto.index, auto.bytes_down) == (paper.index, paper.bytes_down)
-    assert auto.bytes_up == paper.bytes_up + 3 * 2 * ECHO
+    assert auto.index == paper.index
+    assert auto.bytes_up == paper.bytes_up + 3 * (8 + 2 * ECHO)  # n, which the width may follow, and the echo
+    assert auto.bytes_down == paper.bytes_down + 3 * 8 * 3  # everyone's class counts
 
 
-def test_cost_stays_within_its_bounds():
-    clients = draw_clients([20, 30], 6, 3, 0)
-    (last,) = load_method("apfl", d_primary=300).rounds(clients, 3, 0)
-    more_up = last.bytes_up // 2 - message_bytes(300, 3)
-    more_down = last.bytes_down // 2 - 8 * 300 * 3
-    moments = 8 * (2 * 6 + 1)
-    assert more_up == 8 * (7 * 14 * 9) + 2 * ECHO + moments
-    assert more_down == 8 * (300 * 128 + 3 + 3) + moments
-    assert last.index == 3  # moments, statistics, tables
+D, C, L = 25, 3, 6  # of the federation whose costs follow
+STATISTICS = 8 * (20 * D - 190 + 20 * C + C + 2) + 8 * (D * (D + 1) // 2 + D * C + C + 2)  # of 20 rows, and of 30
+FIXED = {"beta": 1.0, "balance": 0.5, "tau": 0.1, "gamma": 1.0, "normalise": "root"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "exchanges", "up", "down"),  # bytes up and down of each client, beyond statistics, echo and primary
+    [
+        ({}, 3, 8 * (1 + 2 * L) + 8 * 7 * 14 * 9, 16 * L + 8 * (D * 128)),
+        ({"sketch": 16}, 3, 8 * (1 + 2 * L) + 8 * 7 * 14 * 9, 16 * L + 8 * (D * 16)),
+        ({"sketch": 0}, 3, 8 * (1 + 2 * L) + 8 * 7 * 14 * 9, 16 * L + 8 * (D * (D + 1) // 2)),
+        ({"normalise": "row"}, 2, 8 + 8 * 7 * 14 * 9, 8 * (D * 128)),
+        ({"normalise": "row", "scope": "client"}, 1, 8, 8 * (D * 128)),
+        ({"normalise": "row", "scope": "shrunk"}, 2, 8 + 8 * 7 * 14 * 9, 8 * (D * 128) + 8 * 7 * 14 * 9),
+        ({"normalise": "row", "tau": 0.1}, 2, 8 + 8 * 7 * 14, 8 * (D * 128)),
+        (FIXED, 1, 8, 8 * (D * 128)),
+        (FIXED | {"refinement": "in-sample"}, 1, 8, 0),
+    ],
+)
+def test_cost_is_that_of_the_messages(settings, exchanges, up, down):
+    (last,) = load_method("apfl", d_primary=D, **settings).rounds(draw_clients([20, 30], L, C, 0), C, 0)
+    assert last.index == exchanges  # moments, statistics, tables
+    assert last.bytes_up == STATISTICS + 2 * (2 * ECHO + up)
+    assert last.bytes_down == 2 * (8 * (D * C + C) + down)
 
 
 def test_single_rows_and_missing_classes():

@@ -1,4 +1,4 @@
-"""What travels, and the paper's recursion."""
+"""How statistics travel, and what every message weighs."""
 
 from __future__ import annotations
 
@@ -8,38 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apfl.errors import InputError
-from apfl.maths.ridge import solve, statistics, total
+from apfl.maths.ridge import statistics
 from apfl.maths.wire import (
-    factor_bytes,
     factor_message,
-    fold,
+    form_for,
     from_message,
     message,
-    message_bytes,
     nbytes,
     pack,
-    statistics_from_upload,
+    statistics_bytes,
+    statistics_shapes,
     unpack,
-    upload,
 )
 from tests.maths.test_ridge import rows
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(1, 25), st.integers(0, 99))
-def test_the_papers_recursion_is_the_sum(ns, d, seed):
-    parts = [statistics(*rows(n, d, 3, seed + k)) for k, n in enumerate(ns)]
-    folded = fold([upload(part, 1.0) for part in parts], 1.0)
-    # Each of up to six folds multiplies rounding by a condition number of up to 1e2 here.
-    torch.testing.assert_close(folded, solve(total(parts), 1.0), rtol=1e-8, atol=1e-9)
-
-
-@given(st.integers(1, 20), st.integers(1, 15), st.integers(0, 99))
-def test_an_upload_gives_the_statistics_away(n, d, seed):
-    stats = statistics(*rows(n, d, 3, seed))
-    seen = statistics_from_upload(upload(stats, 2.0), 2.0, stats.class_counts)
-    torch.testing.assert_close(seen.autocorrelation, stats.autocorrelation, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(seen.crosscorrelation, stats.crosscorrelation, rtol=1e-9, atol=1e-10)
-    assert (seen.n_samples, seen.target_energy) == (stats.n_samples, stats.target_energy)
 
 
 @given(st.integers(1, 40))
@@ -51,12 +32,25 @@ def test_packing_round_trips(d):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("n", "d", "c"), [(1, 1, 1), (9, 7, 3), (40, 40, 11), (39, 40, 11), (3, 40, 2), (1, 9, 4)])
+def test_byte_counts_equal_what_is_sent(n, d, c, dtype):
+    """The triangle from n = d on, and the smaller factor below; both of the shapes and the size that are announced."""
+    phi, y = rows(n, d, c, 0)
+    forms = {"triangle": message(statistics(phi, y), dtype), "factor": factor_message(phi, y, dtype)}
+    for form, sent in forms.items():
+        large = {name: tuple(sent[name].shape) for name in sent if sent[name].dtype == dtype and sent[name].dim()}
+        assert {name: large[name] for name in large if name != "class_counts"} == statistics_shapes(form, n, d, c)
+    sizes = {form: sum(len(t.numpy().tobytes()) for t in sent.values()) for form, sent in forms.items()}
+    assert form_for(n, d) == ("triangle" if n >= d else "factor")
+    assert statistics_bytes(n, d, c, dtype) == sizes[form_for(n, d)] == min(sizes.values())
+    assert (sizes["factor"] < sizes["triangle"]) == (n < d)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("d", "c"), [(1, 1), (7, 3), (40, 11)])
-def test_byte_counts_equal_what_is_sent(d, c, dtype):
+def test_a_message_gives_the_statistics_back(d, c, dtype):
     stats = statistics(*rows(9, d, c, 0))
-    sent = message(stats, dtype)
-    assert nbytes(sent) == message_bytes(d, c, dtype) == sum(len(t.numpy().tobytes()) for t in sent.values())
-    received = from_message(sent)
+    received = from_message(message(stats, dtype))
     if dtype == torch.float64:
         assert torch.equal(received.autocorrelation, stats.autocorrelation)
         assert torch.equal(received.crosscorrelation, stats.crosscorrelation)
@@ -73,9 +67,7 @@ def test_the_factor_says_what_the_statistics_say(n, d, seed):
     torch.testing.assert_close(stats.crosscorrelation, plain.crosscorrelation, rtol=1e-12, atol=1e-12)
     assert torch.equal(stats.autocorrelation, stats.autocorrelation.T)
     assert (stats.n_samples, stats.target_energy) == (plain.n_samples, plain.target_energy)
-    assert nbytes(sent) == factor_bytes(n, d, 3)
-    if n < d:
-        assert factor_bytes(n, d, 3) < message_bytes(d, 3)
+    assert nbytes(sent) == statistics_bytes(n, d, 3)
 
 
 @given(st.integers(2, 20), st.integers(0, 99))
@@ -99,5 +91,3 @@ def test_messages_that_make_no_sense_are_refused():
     factored = factor_message(*rows(3, 5, 2, 0))
     with pytest.raises(InputError, match="trapezoid"):
         from_message(factored | {"factor": factored["factor"][:-1]})
-    with pytest.raises(InputError, match="at least one"):
-        fold([], 1.0)

@@ -13,7 +13,7 @@ from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.machine import over_clients
 from apfl.maths.ridge import one_hot, solve, statistics
-from apfl.maths.wire import message, nbytes
+from apfl.maths.wire import factor_message, message, nbytes
 from apfl.methods import load_method, method_class, method_names
 from apfl.methods.afl import smallest_ridge
 from apfl.testing import check_method
@@ -103,15 +103,40 @@ def test_afl_adds_the_smallest_ridge_where_the_law_has_no_answer():
     assert smallest_ridge(whole)[0] == 0
 
 
+# Width of the statistics of six features, and bytes of what comes back, of three classes.
+SHARED = {
+    "afl": ({}, 6, 8 * 6 * 3),
+    "fed3r": ({}, 7, 8 * 7 * 3),
+    "fedlda": ({}, 6, 8 * 7 * 3),
+    "oll": ({"d": 20}, 20, 8 * 20 * 3),
+    "ridge_to_global": ({"d": 20}, 20, 8 * 20 * 3),
+    "apfl_paper": ({"d_primary": 20, "d_refinement": 8}, 20, 8 * 20 * 3),
+}
+
+
 @pytest.mark.parametrize("normalise", ["row", "standardise", "none"])
-def test_bytes_are_those_of_the_messages(normalise):
-    clients = draw_clients([5, 9, 7], 6, 3, 0)
-    result = last_round("apfl_paper", clients, 3, d_primary=20, d_refinement=8, normalise=normalise)
-    stats = statistics(torch.zeros(2, 20), one_hot(torch.tensor([0, 1]), 3))
-    moments = 8 * (1 + 6 + 6) if normalise == "standardise" else 0
-    assert result.bytes_up == 3 * (nbytes(message(stats)) + moments)
-    assert result.bytes_down == 3 * (20 * 3 * 8 + moments)
-    assert result.index == (2 if moments else 1)
+@pytest.mark.parametrize("name", SHARED)
+def test_bytes_are_those_of_the_messages(name, normalise):
+    """Each client in the form that suits its rows: the factor of the few, the triangle of the many."""
+    settings, d, down = SHARED[name]
+    sizes = [5, 25, 20, 19]
+    result = last_round(name, draw_clients(sizes, 6, 3, 0), 3, **settings, normalise=normalise)
+    up = 0
+    for n in sizes:
+        phi, y = torch.ones(n, d), one_hot(torch.zeros(n, dtype=torch.long), 3)
+        up += nbytes(factor_message(phi, y) if n < d else message(statistics(phi, y)))
+    moments = normalise == "standardise"
+    assert result.bytes_up == up + 4 * moments * 8 * (1 + 6 + 6)  # n, sums, squares
+    assert result.bytes_down == 4 * (down + moments * 8 * (6 + 6))  # mean, std
+    assert result.index == 1 + moments
+
+
+@pytest.mark.parametrize(("normalise", "width"), [("row", 6), ("columns", 7)])
+def test_class_means_weigh_the_same_for_every_client(normalise, width):
+    result = last_round("fedncm", draw_clients([5, 9], 6, 3, 0), 3, normalise=normalise)
+    moments = normalise == "columns"
+    assert result.bytes_up == 2 * 8 * (3 * (width + 1) + moments * 13)
+    assert result.bytes_down == 2 * 8 * (3 * (width + 1) + moments * 12)
 
 
 def test_clients_with_one_row_and_missing_classes_are_served():

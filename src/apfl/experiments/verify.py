@@ -13,8 +13,8 @@ from apfl.data.federation import Shard
 from apfl.maths.leaveout import fit_refinement
 from apfl.maths.maps import FeatureMap, random_map
 from apfl.maths.normalise import Normaliser
+from apfl.maths.recursion import fold, upload
 from apfl.maths.ridge import Statistics, one_hot, solve, statistics, total
-from apfl.maths.wire import fold, upload
 
 __all__ = ["Check", "verify"]
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from apfl.federate.terms import Terms, check_name
 from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
 from apfl.maths.leaveout import ECHO
 from apfl.maths.ridge import Statistics, one_hot, statistics
-from apfl.maths.wire import factor_message, from_message, message
+from apfl.maths.wire import Form, factor_message, form_for, from_message, message, statistics_shapes
 
 __all__ = ["Contribution", "Repeats", "check", "decode", "encode"]
 
@@ -71,7 +71,7 @@ def encode(
     server would refuse is refused here, before it leaves.
     """
     targets = one_hot(labels, terms.n_classes)
-    if len(phi) >= terms.width:
+    if form_for(len(phi), terms.width) == "triangle":
         sealed = _seal("triangle", message(statistics(phi, targets), terms.dtype), terms, client, nonce, repeats)
         with suppress(InputError):
             check(decode(sealed, terms), terms)
@@ -96,14 +96,12 @@ def decode(data: bytes, terms: Terms) -> Contribution:
         if "n_copies" in header:  # messages kept by earlier versions have none
             small = {**small, "echo": (("I16",), (ECHO,))}
         form = text(header, "form")
-        if form == "factor":
-            r = min(n, d)
-            return {"factor": (wide, (r * d - r * (r - 1) // 2,)), "turned_targets": (wide, (r, c)), **small}
-        if form != "triangle":
-            raise InputError(f"statistics in the form {form[:40]!r}; allowed are triangle and factor")
-        if n < d:
+        if form not in get_args(Form):
+            raise InputError(f"statistics in the form {form[:40]!r}; allowed are {' and '.join(get_args(Form))}")
+        if form == "triangle" and form_for(n, d) == "factor":
             raise InputError(f"n contradicts the matrix: {n} rows given as a triangle of width {d}; send the factor")
-        return {"autocorrelation": (wide, (d * (d + 1) // 2,)), "crosscorrelation": (wide, (d, c)), **small}
+        shapes = statistics_shapes(cast(Form, form), n, d, c)
+        return {**{name: (wide, shape) for name, shape in shapes.items()}, **small}
 
     header, tensors = unseal(KIND, data, expected)
     client = check_name("client", text(header, "client"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from apfl.errors import InputError
 from apfl.federate.terms import Terms
 from apfl.maths.leaveout import ECHO
 from apfl.maths.normalise import check_features, needs_moments
+from apfl.maths.wire import form_for, statistics_shapes
 
 __all__ = ["Rows", "WhatLeaves", "select", "what_leaves"]
 
@@ -115,8 +117,8 @@ def what_leaves(train: Shard, class_names: Sequence[str], terms: Terms) -> WhatL
     shared = {name: n for name, n in counts.items() if n >= terms.min_per_class}
     n, numbers = sum(shared.values()), None
     if terms.settled:
-        d, r = terms.width, min(n, terms.width)
-        numbers = r * d - r * (r - 1) // 2 + r * terms.n_classes  # with r = d, those of the triangle
+        shapes = statistics_shapes(form_for(n, terms.width), n, terms.width, terms.n_classes)
+        numbers = sum(map(math.prod, shapes.values()))
     return WhatLeaves(
         n_samples=n,
         counts=shared,

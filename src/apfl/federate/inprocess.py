@@ -11,44 +11,70 @@ from apfl.federate.coordinator import Coordinator
 from apfl.federate.site import Site
 from apfl.federate.terms import Terms
 
-__all__ = ["Simulated", "simulate"]
+__all__ = ["Simulated", "payload_bytes", "simulate"]
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What came of it: the clients' model files, and the bytes that went either way."""
+    """What came of it: the clients' model files, and the bytes that went either way.
+
+    ``bytes_up`` and ``bytes_down`` are whole messages and terms. The payload is what `apfl.maths.wire` counts, and what
+    a method reports for the same clients: the arrays, without headers.
+    """
 
     models: list[Path]
     bytes_up: int
     bytes_down: int
+    payload_up: int
+    payload_down: int
+
+
+@dataclass
+class _Traffic:
+    """What has gone one way."""
+
+    n_bytes: int = 0
+    payload: int = 0
+
+    def message(self, data: bytes) -> bytes:
+        self.n_bytes += len(data)
+        self.payload += payload_bytes(data)
+        return data
+
+    def terms(self, agreement: bytes) -> bytes:
+        self.n_bytes += len(agreement)
+        terms = Terms.from_json(agreement)
+        self.payload += 8 * (len(terms.mean or ()) + len(terms.std or ()))
+        return agreement
+
+
+def payload_bytes(data: bytes) -> int:
+    """Bytes of a message's tensors: all that follows its header, whose length the first eight bytes give."""
+    return len(data) - 8 - int.from_bytes(data[:8], "little")
 
 
 def simulate(sites: Sequence[Site], terms: Terms, folder: str | Path) -> Simulated:
     """Describe, contribute, publish, choose, refine: every client answers every message."""
-    up = down = 0
+    up, down = _Traffic(), _Traffic()
     with Coordinator(folder, terms) as server:
         for site in sites:
-            sent = site.describe(server.invitation())
-            up, down = up + len(sent), down + len(server.invitation())
+            sent = up.message(site.describe(down.terms(server.invitation())))
             _taken(server.describe(sent, site.name))
         agreement = server.settle()
         for site in sites:
-            sent = site.statistics(agreement)
-            up, down = up + len(sent), down + len(agreement)
+            sent = up.message(site.statistics(down.terms(agreement)))
             _taken(server.accept(sent, site.name))
         server.publish()
-        published = {site.name: server.deliver(site.name) for site in sites}
-        down += sum(map(len, published.values()))
+        published = {site.name: down.message(server.deliver(site.name)) for site in sites}
         if server.terms.wants_tables:
             for site in sites:
-                sent = site.table(agreement, published[site.name])
-                up += len(sent)
+                sent = up.message(site.table(agreement, published[site.name]))
                 _taken(server.table(sent, site.name))
         choice = server.choose()
-        models = [site.refine(agreement, published[site.name], choice) for site in sites]
+        models = [site.refine(agreement, published[site.name], down.message(choice)) for site in sites]
         for site in sites:
             server.confirm(site.name, 1)
-    return Simulated(models, up, down + len(choice) * len(sites))
+    return Simulated(models, up.n_bytes, down.n_bytes, up.payload, down.payload)
 
 
 def _taken(receipt: object) -> None:

@@ -1,93 +1,46 @@
-"""What travels between client and server, and what it weighs.
+"""How statistics travel, and what every message weighs: the only home of either.
 
-Ours: the statistics themselves, with half of the symmetric matrix; or, of a client with fewer rows than columns, the
-trapezoid of a QR factorisation, which is smaller still. The paper's: A_k = Phi'Phi + gamma I and
-G_k = A_k^-1 Phi'Y, folded one by one (its equations 5 to 8). Both give the same primary stream; the recursion is kept
-as a tested equivalent because it is what the paper publishes.
+A client with at least as many rows as columns sends the triangle of Phi'Phi; one with fewer sends the trapezoid of a QR
+factorisation of its rows, which gives the same sums in fewer numbers. `form_for` says which.
+
+The sizes are those of the arrays: the tensors of a message (`apfl.federate.messages`), and the mean and the standard
+deviation, which the terms carry. Headers are not counted: names, hashes and single settings such as gamma or beta.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from apfl.errors import InputError
-from apfl.maths.ridge import Statistics, accumulate, solve
+from apfl.maths.leaveout import ECHO
+from apfl.maths.normalise import Normaliser
+from apfl.maths.ridge import Statistics, accumulate
 
 __all__ = [
-    "Upload",
-    "factor_bytes",
+    "ECHO_BYTES",
+    "Form",
+    "description_bytes",
     "factor_message",
-    "fold",
+    "form_for",
     "from_message",
     "message",
-    "message_bytes",
     "nbytes",
     "pack",
-    "statistics_from_upload",
+    "publication_bytes",
+    "scaling_bytes",
+    "statistics_bytes",
+    "statistics_shapes",
+    "table_bytes",
     "unpack",
-    "upload",
 ]
 
-
-@dataclass(frozen=True, eq=False)
-class Upload:
-    """What a client sends in the paper: (A_k, G_k)."""
-
-    regularised: Tensor  # A_k = Phi_k'Phi_k + gamma I (d, d)
-    primary: Tensor  # G_k = A_k^-1 Phi_k'Y_k (d, c)
-
-
-def upload(stats: Statistics, gamma: float) -> Upload:
-    """The paper's upload, its equations 3 and 4."""
-    regularised = stats.autocorrelation.clone()
-    regularised.diagonal().add_(gamma)
-    return Upload(regularised, solve(stats, gamma))
-
-
-def statistics_from_upload(sent: Upload, gamma: float, class_counts: Tensor) -> Statistics:
-    """The statistics behind an upload: A_k - gamma I and A_k G_k = Phi_k'Y_k.
-
-    So whoever holds an upload holds the class-wise sums of the client's features; (A_k, G_k) hides nothing that the
-    statistics show. It carries no counts, so these must be given.
-    """
-    autocorrelation = sent.regularised.clone()
-    autocorrelation.diagonal().sub_(gamma)
-    n_samples = round(float(class_counts.sum()))
-    return Statistics(
-        autocorrelation, sent.regularised @ sent.primary, class_counts.to(torch.float64), n_samples, float(n_samples)
-    )
-
-
-def fold(uploads: Sequence[Upload], gamma: float) -> Tensor:
-    """The primary stream by the paper's recursion, equations 5 to 8, with F_1 = G_1 where it prints F_1 = P_1.
-
-    Inverses are applied as solves with one factorisation each of the running sum and of A_k.
-    """
-    if not uploads:
-        raise InputError("no uploads to fold: at least one client is needed")
-    summed, fused = uploads[0].regularised.clone(), uploads[0].primary  # Atilde_1, F_1
-    factor = torch.linalg.cholesky(summed)
-    identity = torch.eye(len(summed), dtype=summed.dtype, device=summed.device)
-    for sent in uploads[1:]:
-        previous, previous_factor = summed.clone(), factor
-        summed += sent.regularised  # eq 5
-        factor = torch.linalg.cholesky(summed)
-        own_factor = torch.linalg.cholesky(sent.regularised)
-        # eq 7: Lambda = I - Atilde_{k-1}^-1 A_k (I - Atilde_k^-1 A_k)
-        #       Delta  = I - A_k^-1 Atilde_{k-1} (I - Atilde_k^-1 Atilde_{k-1})
-        inner = identity - torch.cholesky_solve(sent.regularised, factor)
-        fused_weight = identity - torch.cholesky_solve(sent.regularised @ inner, previous_factor)
-        inner = identity - torch.cholesky_solve(previous, factor)
-        own_weight = identity - torch.cholesky_solve(previous @ inner, own_factor)
-        fused = fused_weight @ fused + own_weight @ sent.primary  # eq 6
-    target = summed @ fused
-    summed.diagonal().sub_((len(uploads) - 1) * gamma)  # eq 8: one ridge stays
-    return torch.cholesky_solve(target, torch.linalg.cholesky(summed))
+Form = Literal["triangle", "factor"]
+ECHO_BYTES = 2 * ECHO  # int16 counts, sent with the statistics
 
 
 def pack(symmetric: Tensor) -> Tensor:
@@ -166,12 +119,6 @@ def factor_message(phi: Tensor, targets: Tensor, dtype: torch.dtype = torch.floa
     }
 
 
-def factor_bytes(n_samples: int, width: int, n_classes: int, dtype: torch.dtype = torch.float64) -> int:
-    """`nbytes` of a `factor_message`, known without making it."""
-    r = min(n_samples, width)
-    return (r * width - r * (r - 1) // 2 + r * n_classes) * dtype.itemsize + 8 * n_classes + 16
-
-
 def from_message(received: Mapping[str, Tensor]) -> Statistics:
     """The statistics back from `message` or `factor_message`, in float64."""
     try:
@@ -198,6 +145,53 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def message_bytes(width: int, n_classes: int, dtype: torch.dtype = torch.float64) -> int:
-    """`nbytes` of a `message`, known without making it."""
-    return (width * (width + 1) // 2 + width * n_classes) * dtype.itemsize + 8 * n_classes + 16
+def form_for(n_samples: int, width: int) -> Form:
+    """How the statistics of so many rows travel: as the triangle, or with fewer rows than columns as the factor."""
+    return "factor" if n_samples < width else "triangle"
+
+
+def statistics_shapes(form: Form, n_samples: int, width: int, n_classes: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the two large tensors of `message` or `factor_message`. With n >= d both forms have the same size.
+
+    >>> statistics_shapes("factor", 2, 5, 3)
+    {'factor': (9,), 'turned_targets': (2, 3)}
+    """
+    if form == "triangle":
+        return {"autocorrelation": (width * (width + 1) // 2,), "crosscorrelation": (width, n_classes)}
+    r = min(n_samples, width)
+    return {"factor": (r * width - r * (r - 1) // 2,), "turned_targets": (r, n_classes)}
+
+
+def statistics_bytes(n_samples: int, width: int, n_classes: int, dtype: torch.dtype = torch.float64) -> int:
+    """What the statistics of so many rows weigh in the form in which they travel; class counts, n and energy too.
+
+    >>> statistics_bytes(2, 5, 3), statistics_bytes(50, 5, 3)
+    (160, 280)
+    """
+    shapes = statistics_shapes(form_for(n_samples, width), n_samples, width, n_classes)
+    return sum(map(math.prod, shapes.values())) * dtype.itemsize + 8 * n_classes + 16
+
+
+def description_bytes(n_features: int, *, moments: bool) -> int:
+    """What a client says first: its n, and the sums and squares of its features if the normalisation needs them."""
+    return 8 + (16 * n_features if moments else 0)
+
+
+def scaling_bytes(normalise: Normaliser) -> int:
+    """What clients are told of the moments: the mean and the standard deviation, if the normalisation has them."""
+    return sum(8 * len(vector) for vector in (normalise.mean, normalise.std) if vector is not None)
+
+
+def publication_bytes(
+    width: int, n_classes: int, *, sketch: int | None = None, dtype: torch.dtype = torch.float64
+) -> int:
+    """The primary, everyone's class counts, and the leverage: a sketch of so many columns, or with 0 the factor."""
+    leverage = 0
+    if sketch is not None:
+        leverage = width * sketch if sketch else width * (width + 1) // 2
+    return (width * n_classes + leverage) * dtype.itemsize + 8 * n_classes
+
+
+def table_bytes(shape: Sequence[int]) -> int:
+    """A table of left-out hits, for each setting tried."""
+    return 8 * math.prod(shape)

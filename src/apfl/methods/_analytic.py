@@ -16,6 +16,7 @@ from apfl.machine import check_width, n_workers, over_clients
 from apfl.maths.maps import FeatureMap, random_map
 from apfl.maths.normalise import Normaliser, check_features, moments, needs_moments, normaliser
 from apfl.maths.ridge import Statistics, accumulate, one_hot, total
+from apfl.maths.wire import description_bytes, scaling_bytes, statistics_bytes
 from apfl.methods import Round
 from apfl.models.file import Model
 
@@ -52,17 +53,28 @@ def stream_maps(
     return primary, refinement
 
 
-def moments_bytes(how: str, n_features: int) -> int:
-    """What the moments weigh, one way: count, sums and squares."""
-    return 8 * (2 * n_features + 1) if needs_moments(how) else 0
+def moments_bytes(how: str, n_features: int, shared: Normaliser) -> tuple[int, int]:
+    """What the exchange that sums the moments weighs for each client, up and down; nothing if ``how`` needs none."""
+    if not needs_moments(how):
+        return 0, 0
+    return description_bytes(n_features, moments=True), scaling_bytes(shared)
 
 
-def one_exchange(models: Sequence[Model], how: str, n_features: int, *, up: int, down: int, **more: Any) -> Round:
-    """The round of a method that needs one exchange of so many bytes for each client; before it the moments, where the
-    normalisation sums them."""
-    prelude = moments_bytes(how, n_features)
-    total_up, total_down = len(models) * (up + prelude), len(models) * (down + prelude)
-    return Round(models, index=2 if prelude else 1, bytes_up=total_up, bytes_down=total_down, **more)
+def upload_bytes(clients: Sequence[Shard], summed: Statistics) -> list[int]:
+    """What each client's statistics weigh."""
+    return [statistics_bytes(len(shard), summed.width, len(summed.class_counts)) for shard in clients]
+
+
+def one_exchange(
+    models: Sequence[Model], shared: Normaliser, n_features: int, *, up: Sequence[int], down: int, **more: Any
+) -> Round:
+    """The round of a method that needs one exchange: ``up`` bytes of each client, ``down`` to every client.
+
+    Before it the clients add up their moments, if the normalisation needs them.
+    """
+    moments_up, moments_down = moments_bytes(shared.how, n_features, shared)
+    total_up, total_down = sum(up) + len(models) * moments_up, len(models) * (down + moments_down)
+    return Round(models, index=2 if moments_up else 1, bytes_up=total_up, bytes_down=total_down, **more)
 
 
 def mapped_and_summed(

@@ -56,9 +56,10 @@ class Stack:
         self.sizes = [len(clients[k]) for k in self.order]
         self.starts = np.cumsum([0, *self.sizes[:-1]])
         self.block = self._block_of(len(points))
-        # Moments, where the normaliser needs them, are summed before the first round.
-        self.prelude = len(clients) * moments_bytes(first.normalise, clients[0].features.shape[1])
-        self.bytes_up = self.bytes_down = self.prelude
+        # Moments, if the normaliser needs them, are summed before the first round.
+        up, down = moments_bytes(first.normalise, clients[0].features.shape[1], self.normaliser)
+        self.bytes_up, self.bytes_down = len(clients) * up, len(clients) * down
+        self.prelude = self.bytes_up
         self._schedules: dict[tuple[Any, ...], list[tuple[int, int, Tensor, Tensor]]] = {}
 
     def _block_of(self, n_points: int) -> int:

@@ -22,9 +22,9 @@ from apfl.errors import InputError
 from apfl.maths.maps import raw_map
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import Statistics, factorise
-from apfl.maths.wire import message_bytes, nbytes
+from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser
+from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, upload_bytes
 from apfl.models.dual_stream import DualStream
 
 
@@ -45,8 +45,8 @@ class AFL(Method):
         ridge, factor = smallest_ridge(summed)
         head = torch.cholesky_solve(summed.crosscorrelation, factor)
         yield one_exchange(
-            [DualStream(feature_map, head, normaliser=normalise)] * len(clients), self.normalise, n_features,
-            up=message_bytes(summed.width, n_classes), down=nbytes({"head": head}),
+            [DualStream(feature_map, head, normaliser=normalise)] * len(clients), normalise, n_features,
+            up=upload_bytes(clients, summed), down=nbytes({"head": head}),
             chosen={"ridge": ridge},
         )  # fmt: skip
 

@@ -24,13 +24,13 @@ from torch import Tensor
 from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.hits import Scope, grid
-from apfl.maths.leaveout import ECHO, Refinement, echo, leaving
+from apfl.maths.leaveout import Refinement, echo, leaving
 from apfl.maths.maps import Activation
-from apfl.maths.normalise import Normalise
+from apfl.maths.normalise import Normalise, needs_moments
 from apfl.maths.personalise import Auto, Choice, Personal, Rows, personalise, solve_primary, width_for
-from apfl.maths.wire import message_bytes
+from apfl.maths.wire import ECHO_BYTES, description_bytes, publication_bytes, scaling_bytes, table_bytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import mapped_and_summed, moments_bytes, shared_normaliser, stream_maps
+from apfl.methods._analytic import mapped_and_summed, shared_normaliser, stream_maps, upload_bytes
 from apfl.models.dual_stream import DualStream
 
 NonNegative = Annotated[float, Field(ge=0)]
@@ -105,8 +105,17 @@ class APFL(Method):
             return [model(own) for own in fitted]
 
         models = [model(own) for own in personal]
-        cost = self._cost(len(clients), summed.width, n_classes, features.shape[1], choice)
-        yield Round(models, chosen=chosen, admit=admit, **cost)  # type: ignore[arg-type]
+        moments = needs_moments(self.normalise)
+        each_up, each_down = self._bytes(summed.width, n_classes, choice)
+        each_up += description_bytes(features.shape[1], moments=moments) + ECHO_BYTES
+        yield Round(
+            models,
+            index=1 + moments + (choice.open and choice.scope != "client"),
+            bytes_up=sum(upload_bytes(clients, summed)) + len(clients) * each_up,
+            bytes_down=len(clients) * (each_down + scaling_bytes(normalise)),
+            chosen=chosen,
+            admit=admit,
+        )
 
     @staticmethod
     def _settled(chosen: Mapping[str, Any]) -> tuple[float, float, float]:
@@ -115,18 +124,12 @@ class APFL(Method):
             raise InputError("clients differ in their settings, so a later one has none: use scope='federation'")
         return chosen["beta"], chosen["balance"], chosen["tau"]
 
-    def _cost(self, n_clients: int, width: int, n_classes: int, n_features: int, choice: Choice) -> dict[str, int]:
-        """Exchanges and bytes: statistics up; primary, sketch and class totals down; tables up; the choice down."""
-        prelude = moments_bytes(self.normalise, n_features)
-        up, down = message_bytes(width, n_classes) + 2 * ECHO + prelude, 8 * width * n_classes + prelude
-        if choice.open or choice.refinement == "cross-fitted":
-            down += 8 * (width * self.sketch if self.sketch else width * (width + 1) // 2)
-        if choice.open or choice.fixed("tau"):
-            down += 8 * n_classes
-        if choice.open:
-            tried = grid(1.0, beta=choice.fixed("beta"), balance=choice.fixed("balance"), tau=choice.fixed("tau"))
-            table = tried.shape[0] * tried.shape[1] * tried.shape[2]
-            up += 8 * table if choice.scope != "client" else 0
-            down += {"federation": 3, "client": 0, "shrunk": table}[choice.scope] * 8
-        exchanges = 1 + bool(prelude) + (choice.open and choice.scope != "client")
-        return {"index": exchanges, "bytes_up": n_clients * up, "bytes_down": n_clients * down}
+    def _bytes(self, width: int, n_classes: int, choice: Choice) -> tuple[int, int]:
+        """Each client's table of hits up; down, the publication and with scope="shrunk" the sum of the tables."""
+        tried = grid(1.0, beta=choice.fixed("beta"), balance=choice.fixed("balance"), tau=choice.fixed("tau"))
+        table = table_bytes(tried.shape)
+        leverage = self.sketch if choice.open or choice.refinement == "cross-fitted" else None
+        down = publication_bytes(width, n_classes, sketch=leverage)
+        if choice.scope == "shrunk":
+            down += table
+        return table if choice.open and choice.scope != "client" else 0, down

@@ -24,9 +24,9 @@ from apfl.maths.leaveout import fit_refinement
 from apfl.maths.maps import Activation
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import one_hot, solve
-from apfl.maths.wire import message_bytes, nbytes
+from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, stream_maps
+from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, stream_maps, upload_bytes
 from apfl.methods._grid import alike
 from apfl.models.dual_stream import DualStream
 
@@ -77,7 +77,7 @@ class _Fitted:
         self.maps = stream_maps(clients[0].features, self.normalise, widths, activations, seed, method.intercept)
         self.phis, summed = mapped_and_summed(clients, n_classes, self.normalise, self.maps[0])
         self.primary = solve(summed, method.gamma)
-        self.width = summed.width
+        self.upload_bytes = upload_bytes(clients, summed)
 
     def refinement(self, shard: Shard, phi: Tensor, beta: float) -> Tensor:
         psi = self.maps[1](self.normalise(shard.features))
@@ -102,7 +102,7 @@ class _Fitted:
                 return [self.model(each, balance) for each in own]
 
             yield one_exchange(
-                [self.model(each, point.balance) for each in refinements], self.method.normalise, features.shape[1],
-                up=message_bytes(self.width, self.n_classes), down=nbytes({"primary": self.primary}),
+                [self.model(each, point.balance) for each in refinements], self.normalise, features.shape[1],
+                up=self.upload_bytes, down=nbytes({"primary": self.primary}),
                 admit=admit,
             )  # fmt: skip

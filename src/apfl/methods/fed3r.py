@@ -18,9 +18,9 @@ from apfl.data.federation import Shard
 from apfl.maths.maps import raw_map
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import solve
-from apfl.maths.wire import message_bytes, nbytes
+from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser
+from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, upload_bytes
 from apfl.models.linear_head import LinearHead
 
 
@@ -43,6 +43,6 @@ class Fed3R(Method):
         length = head[:-1].norm(dim=0).clamp_min(1e-6)
         bias = (head[-1] / length).masked_fill(summed.class_counts == 0, -math.inf)  # nobody has such a class
         yield one_exchange(
-            [LinearHead(head[:-1] / length, bias, normaliser=normalise)] * len(clients), self.normalise, n_features,
-            up=message_bytes(summed.width, n_classes), down=nbytes({"head": head}),
+            [LinearHead(head[:-1] / length, bias, normaliser=normalise)] * len(clients), normalise, n_features,
+            up=upload_bytes(clients, summed), down=nbytes({"head": head}),
         )  # fmt: skip

@@ -21,9 +21,9 @@ from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.maps import raw_map
 from apfl.maths.normalise import Normalise
-from apfl.maths.wire import message_bytes, nbytes
+from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser
+from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, upload_bytes
 from apfl.models.linear_head import LinearHead
 
 
@@ -55,6 +55,6 @@ class FedLDA(Method):
         weight = torch.cholesky_solve(means, factor)
         bias = (counts.log() - (means * weight).sum(0) / 2).masked_fill(counts == 0, -math.inf)
         yield one_exchange(
-            [LinearHead(weight, bias, normaliser=normalise)] * len(clients), self.normalise, n_features,
-            up=message_bytes(summed.width, n_classes), down=nbytes({"weight": weight, "bias": bias}),
+            [LinearHead(weight, bias, normaliser=normalise)] * len(clients), normalise, n_features,
+            up=upload_bytes(clients, summed), down=nbytes({"weight": weight, "bias": bias}),
         )  # fmt: skip

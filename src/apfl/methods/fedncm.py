@@ -42,6 +42,6 @@ class FedNCM(Method):
         means = sums / counts.clamp_min(1)
         bias = (means.square().sum(0) / -2).masked_fill(counts == 0, -math.inf)
         yield one_exchange(
-            [LinearHead(means, bias, normaliser=normalise)] * len(clients), self.normalise, len(means),
-            up=nbytes({"sums": sums, "counts": counts}), down=nbytes({"means": means, "bias": bias}),
+            [LinearHead(means, bias, normaliser=normalise)] * len(clients), normalise, clients[0].features.shape[1],
+            up=[nbytes({"sums": own, "counts": n}) for own, n in uploads], down=nbytes({"means": means, "bias": bias}),
         )  # fmt: skip

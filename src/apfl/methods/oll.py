@@ -20,9 +20,9 @@ from apfl.data.federation import Shard
 from apfl.maths.maps import Activation, random_map
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import solve
-from apfl.maths.wire import message_bytes, nbytes
+from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser
+from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, upload_bytes
 from apfl.models.linear_head import LinearHead
 
 
@@ -54,6 +54,6 @@ class OLL(Method):
             bias[shard.labels] = 0
             models.append(LinearHead(primary, bias, feature_map=feature_map, normaliser=normalise))
         yield one_exchange(
-            models, self.normalise, features.shape[1],
-            up=message_bytes(summed.width, n_classes), down=nbytes({"primary": primary}),
+            models, normalise, features.shape[1],
+            up=upload_bytes(clients, summed), down=nbytes({"primary": primary}),
         )  # fmt: skip

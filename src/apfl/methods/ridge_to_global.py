@@ -20,9 +20,9 @@ from apfl.maths.leaveout import fit_refinement
 from apfl.maths.maps import Activation, random_map
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import one_hot, solve
-from apfl.maths.wire import message_bytes, nbytes
+from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser
+from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, upload_bytes
 from apfl.models.dual_stream import DualStream
 
 
@@ -56,6 +56,6 @@ class RidgeToGlobal(Method):
             return DualStream(feature_map, own, normaliser=normalise)
 
         yield one_exchange(
-            over_clients(personal, range(len(clients)), features.device), self.normalise, features.shape[1],
-            up=message_bytes(summed.width, n_classes), down=nbytes({"primary": primary}),
+            over_clients(personal, range(len(clients)), features.device), normalise, features.shape[1],
+            up=upload_bytes(clients, summed), down=nbytes({"primary": primary}),
         )  # fmt: skip
