@@ -108,6 +108,13 @@ def test_an_entry_point_that_fails_names_its_distribution(mine, monkeypatch):
     assert load_method("afl")  # the others are none the worse
 
 
+@pytest.mark.parametrize("name", ["efficientnet-lite0", "dinov2-small"])
+def test_an_installed_backbone_cannot_take_the_name_of_ours(mine, monkeypatch, name):
+    install(mine, monkeypatch, f"[apfl.backbones]\n{name} = doubled:load\n")
+    with pytest.raises(InputError, match=f"has a backbone '{name}', as apfl itself"):
+        load_backbone(name)
+
+
 def test_a_partition_asks_for_what_it_needs(mine):
     parts = load_partition("./rows.py:partition")(np.zeros(8), 2, np.random.default_rng(0), alpha=2)
     assert [part.tolist() for part in parts] == [[0, 1, 4, 5], [2, 3, 6, 7]]

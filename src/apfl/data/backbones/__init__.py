@@ -66,8 +66,14 @@ def load_backbone(name: str, *, pooling: str | None = None, revision: str | None
 
 def _files() -> dict[str, str]:
     """Names, and what the registry calls them: a file has underscores for dashes."""
+    from apfl.data.backbones import huggingface
+
     builtin = {name.replace("_", "-"): name for name in BACKBONES.builtin() if name != "huggingface"}
-    return {name: name for name in BACKBONES.names() if name not in BACKBONES.builtin()} | builtin
+    outside = {name: name for name in BACKBONES.names() if name not in BACKBONES.builtin()}
+    for name in outside:
+        if name in builtin or name in huggingface.PRESETS:
+            raise InputError(f"a distribution has a backbone '{name}', as apfl itself; uninstall or rename it")
+    return outside | builtin
 
 
 def weights_sha256(module: nn.Module, without: Collection[str] = ()) -> str:
