@@ -57,7 +57,6 @@ def test_the_primary_is_central_ridge(tmp_path):
         FIXED,
         AUTO,
         replace(AUTO, scope="client"),
-        replace(AUTO, scope="shrunk", sketch=0),
         replace(AUTO, refinement="in-sample", tau=0.05, activation_primary="cosine"),
         APFL(normalise="standardise", intercept=True, sketch=16),
     ],

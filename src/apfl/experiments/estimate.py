@@ -11,8 +11,8 @@ from apfl.data.federation import Dataset
 from apfl.experiments.cells import Cell
 from apfl.experiments.tuning import ROUNDS, grid
 from apfl.machine import needed
-from apfl.maths.personalise import width_for
 from apfl.methods._training import Training
+from apfl.methods.apfl import APFL
 
 __all__ = ["peak_bytes", "rate", "seconds"]
 
@@ -83,7 +83,7 @@ def _products(cell: Cell, dataset: Dataset) -> float:
 def _widths(cell: Cell, dataset: Dataset) -> tuple[int, int]:
     """d_P and d_R; a method without a map has the features' own width."""
     n_rows, n_features = dataset.features.shape
-    first = getattr(cell.method, "d_primary", getattr(cell.method, "d", n_features))
-    primary = width_for(n_rows, n_features) if first == "auto" else int(first)
-    second = getattr(cell.method, "d_refinement", 0)
-    return primary, primary if second == "auto" else int(second)
+    if isinstance(cell.method, APFL):
+        return cell.method.widths(n_rows, n_features)
+    primary = getattr(cell.method, "d_primary", getattr(cell.method, "d", n_features))
+    return int(primary), int(getattr(cell.method, "d_refinement", 0))

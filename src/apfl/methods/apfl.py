@@ -2,10 +2,8 @@
 
 The two streams are those of `apfl_paper` (Fan et al., "APFL: Analytic Personalized Federated Learning via Dual-Stream
 Least Squares"). Beyond the paper: the width follows the number of rows, the normalisation the features' moments; gamma
-is chosen by generalised cross-validation
-of the summed statistics; beta, balance and tau by left-out hits of both streams, added over clients; the refinement is
-fitted to left-out residuals (or, as in the paper, to in-sample ones); tau * log(p_k / p) is added to the scores.
-No test row is seen.
+is chosen by generalised cross-validation of the summed statistics; beta, balance and tau by left-out hits of both
+streams, added over clients; tau * log(p_k / p) is added to the scores. No test row is seen.
 
 Exchanges: one of statistics, one of tables of hits (at most 2,000 integers for each client).
 """
@@ -16,18 +14,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
-from torch import Tensor
+import torch
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from apfl.data.federation import Round, Shard
 from apfl.errors import InputError
-from apfl.maths.hits import Scope, grid
-from apfl.maths.leaveout import ECHO, Refinement, echo, leaving
+from apfl.machine import over_clients
+from apfl.maths.hits import Scope
+from apfl.maths.leaveout import ECHO, echo, leaving
 from apfl.maths.maps import Activation
 from apfl.maths.normalise import Normalise
-from apfl.maths.personalise import Auto, Choice, Personal, Rows, personalise, solve_primary, width_for
+from apfl.maths.personalise import Auto, Choice, Personal, Rows, personalise, refine, solve_primary, width_for
 from apfl.maths.wire import message_bytes
 from apfl.methods._analytic import mapped_and_summed, moments_bytes, shared_normaliser, stream_maps
 from apfl.models.dual_stream import DualStream
@@ -35,6 +35,17 @@ from apfl.models.dual_stream import DualStream
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Width = Annotated[int, Field(gt=0, le=2**20)]
+REMOVED = {
+    "cross-fitted": "refinement='cross-fitted' was removed: it changed nothing (docs/results/auto.md). The refinement "
+    "is fitted to in-sample residuals; leave the setting out, or give 'in-sample'",
+    "shrunk": "scope='shrunk' was removed: it gained nothing (docs/results/auto.md). Use 'federation' or 'client'",
+}
+
+
+def _not_removed(option: Any) -> Any:
+    if isinstance(option, str) and option in REMOVED:
+        raise PydanticCustomError("removed", REMOVED[option])
+    return option
 
 
 @dataclass(frozen=True)
@@ -47,9 +58,9 @@ class APFL:
     beta: Positive | Auto = "auto"
     balance: NonNegative | Auto = "auto"
     tau: NonNegative | Auto = "auto"
-    scope: Scope = "federation"
-    refinement: Refinement = "cross-fitted"
-    sketch: Annotated[int, Field(ge=0, le=2**16)] = 128  # columns of the leverage sketch; 0 sends the factor itself
+    scope: Annotated[Scope, BeforeValidator(_not_removed)] = "federation"
+    refinement: Annotated[Literal["in-sample"], BeforeValidator(_not_removed)] = "in-sample"
+    sketch: Annotated[int, Field(ge=0, le=2**16)] = 128  # columns of the leverage sketch; 0: exact, in process alone
     smoothing: Positive = 0.03
     activation_primary: Activation = "hardswish"
     activation_refinement: Activation = "hardswish"
@@ -58,6 +69,16 @@ class APFL:
 
     personal: ClassVar[bool] = True
     admits: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for option in (self.scope, self.refinement):
+            if option in REMOVED:
+                raise InputError(REMOVED[option])
+
+    @property
+    def choice(self) -> Choice:
+        """The settings of the refinement, and whose rows choose them."""
+        return Choice(self.beta, self.balance, self.tau, self.scope, self.smoothing)
 
     def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
         """d_P and d_R of a federation with so many rows and features."""
@@ -75,32 +96,31 @@ class APFL:
         n_copies = sum(int(own.copies.sum()) for own in together)
         summed = replace(summed, n_copies=n_copies, echo=reduce(add, (echo(shard.features) for shard in clients)))
         primary = solve_primary(summed, self.gamma)
-        choice = Choice(self.beta, self.balance, self.tau, self.scope, self.refinement, self.smoothing)
 
-        def rows_of(shard: Shard, phi: Tensor) -> Rows:
-            psi = refinement_map(normalise(shard.features))
-            return Rows(phi, psi, shard.labels, leaving(shard.features, shard.labels, shard.groups))
+        def rows_of(k: int) -> Rows:
+            psi = refinement_map(normalise(clients[k].features))
+            return Rows(phis[k], psi, clients[k].labels, *together[k])
+
+        def late_rows(shard: Shard) -> Rows:
+            z = normalise(shard.features)
+            seen = torch.zeros_like(shard.labels, dtype=torch.bool)
+            return Rows(primary_map(z), refinement_map(z), shard.labels, seen=seen)
 
         def model(own: Personal) -> DualStream:
             return DualStream(
                 primary_map, primary.weights, refinement_map, own.refinement, own.balance, normalise, prior=own.prior
             )
 
-        personal, chosen = personalise(
-            lambda k: rows_of(clients[k], phis[k]), len(clients), primary, choice, self.sketch, seed
-        )
-        chosen["normalise"] = normalise.how
+        made = personalise(rows_of, len(clients), primary, self.choice, self.sketch, seed, over=over_clients)
+        chosen = {**made.account, "normalise": normalise.how}
 
         def admit(late: Sequence[Shard]) -> list[DualStream]:
-            """The federation's settings; the primary has not seen their rows, so their residuals are left-out ones."""
-            beta, balance, tau = self._settled(chosen)
-            given = Choice(beta, balance, tau, refinement="in-sample", smoothing=self.smoothing)
-            phi = [primary_map(normalise(shard.features)) for shard in late]
-            fitted, _ = personalise(lambda k: rows_of(late[k], phi[k]), len(late), primary, given, self.sketch, seed)
-            return [model(own) for own in fitted]
+            """With the federation's settings, as a site that only receives."""
+            setting = self._settled(chosen)
+            return [model(refine(late_rows(shard), primary.shared, setting, self.smoothing)) for shard in late]
 
-        models = [model(own) for own in personal]
-        cost = self._cost(len(clients), summed.width, n_classes, features.shape[1], choice)
+        models = [model(own) for own in made.clients]
+        cost = self._cost(len(clients), summed.width, n_classes, features.shape[1], self.choice)
         yield Round(models, chosen=chosen, admit=admit, **cost)  # type: ignore[arg-type]
 
     @staticmethod
@@ -114,14 +134,14 @@ class APFL:
         """Exchanges and bytes: statistics up; primary, sketch and class totals down; tables up; the choice down."""
         prelude = moments_bytes(self.normalise, n_features)
         up, down = message_bytes(width, n_classes) + 2 * ECHO + prelude, 8 * width * n_classes + prelude
-        if choice.open or choice.refinement == "cross-fitted":
+        if choice.open:
             down += 8 * (width * self.sketch if self.sketch else width * (width + 1) // 2)
         if choice.open or choice.fixed("tau"):
             down += 8 * n_classes
         if choice.open:
-            tried = grid(1.0, beta=choice.fixed("beta"), balance=choice.fixed("balance"), tau=choice.fixed("tau"))
+            tried = choice.grid(1.0)
             table = tried.shape[0] * tried.shape[1] * tried.shape[2]
             up += 8 * table if choice.scope != "client" else 0
-            down += {"federation": 3, "client": 0, "shrunk": table}[choice.scope] * 8
+            down += {"federation": 3, "client": 0}[choice.scope] * 8
         exchanges = 1 + bool(prelude) + (choice.open and choice.scope != "client")
         return {"index": exchanges, "bytes_up": n_clients * up, "bytes_down": n_clients * down}
