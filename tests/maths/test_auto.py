@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,18 +13,16 @@ from hypothesis import strategies as st
 
 import apfl.maths.gcv as gcv_room
 from apfl import machine
-from apfl.data import load_dataset
 from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.experiments.oracle import best_on_test, on_test
-from apfl.experiments.run import Protocol, federate, run
 from apfl.maths.gcv import choose_gamma
 from apfl.maths.hits import FEW_HITS, Grid, _with_neighbours, choose, grid, hits, local_prior
 from apfl.maths.leaveout import ECHO, LeftOut, fit_refinement, hat_basis, leverage_sketch, whiten
-from apfl.maths.personalise import MOST_NOISE, width_for
+from apfl.maths.personalise import MOST_NOISE, Rows, leave_out, solve_primary, width_for
 from apfl.maths.ridge import factorise, one_hot, solve, statistics, total
 from apfl.maths.wire import message_bytes
 from apfl.methods import load_method
+from apfl.methods.apfl import APFL
 from tests.conftest import draw_clients
 from tests.maths.test_ridge import rows
 
@@ -353,15 +352,47 @@ def test_left_out_accuracy_is_that_of_the_settings_in_force():
     assert 0.5 < own.chosen["left_out_accuracy"] <= 1
 
 
-def test_the_oracle_is_the_best_of_its_grid_and_the_method_reaches_it_with_those_settings():
-    """Its table comes from eigenvectors, the method's models from solving: two routes to the same accuracy."""
-    dataset, protocol = load_dataset("digits"), Protocol(n_clients=5, alpha=0.5)
-    federation = federate(dataset, protocol, seed=0)
-    method = load_method("apfl", d_primary=64)
-    table = on_test(method, federation, seed=0)
-    best = best_on_test(method, federation, seed=0)
-    record, _ = run("apfl", best, federation, dataset, protocol, seed=0)
-    automatic, _ = run("apfl", method, federation, dataset, protocol, seed=0)
-    # One test row in 90 may fall the other way: the table is in float32.
-    assert record.accuracy_client_mean == pytest.approx(float(table.accuracy.max()), abs=0.005)
-    assert record.accuracy_client_mean >= automatic.accuracy_client_mean - 0.005
+@pytest.mark.parametrize(("key", "value"), [("refinement", "cross-fitted"), ("scope", "shrunk")])
+def test_removed_options_say_what_is_used_instead(key, value):
+    for make in (APFL, lambda **given: load_method("apfl", **given)):
+        with pytest.raises(InputError, match=r"was removed.*(leave the setting out|Use 'federation')"):
+            make(**{key: value})
+    assert load_method("apfl", refinement="in-sample") == APFL()
+
+
+def test_a_sketch_as_good_as_the_factor_gives_its_table():
+    """Left-out hits through a sketch are those of exact leverage if Omega Omega' is the identity."""
+    phi, y = rows(60, 12, 3, 0)
+    psi, _ = rows(20, 9, 3, 1)
+    primary = solve_primary(statistics(phi, y), 0.8)
+    exact = primary.with_leverage(0, 0)
+    roots = torch.linalg.solve_triangular(primary.factor.T, torch.eye(12, dtype=torch.float64), upper=True)
+    sketched = replace(exact, sketch=roots, factor=None)
+    own = Rows(phi[:20], psi, y[:20].argmax(1), groups=torch.arange(20) // 2)
+    tried = Grid([0.3, 3.0], [0.0, 0.5, 1.0], [0.0, 0.1])
+    tables = [leave_out(own, shared, 0.03, tried).table for shared in (exact, sketched)]
+    assert torch.equal(*tables)
+    assert len(torch.unique(tables[0])) > 1
+
+
+def test_rows_that_the_primary_has_not_seen_count_to_everyone():
+    phi, y = rows(30, 5, 3, 0)
+    late = Rows(phi[:4], phi[:4], torch.tensor([0, 0, 2, 2]), seen=torch.tensor([True, True, False, False]))
+    shared = solve_primary(statistics(phi, y), 1.0).shared
+    own, everyone = shared.counts(late)
+    assert own.tolist() == [2, 0, 2]
+    assert (everyone - y.sum(0)).tolist() == [0, 0, 2]
+
+
+def test_left_out_scores_are_those_of_leaving_out():
+    """The scores that are kept for the temperatures give the table back, by counting."""
+    phi, y = rows(40, 8, 3, 0)
+    own = Rows(phi[:15], rows(15, 6, 3, 1)[0], y[:15].argmax(1))
+    tried = Grid([0.3, 3.0], [0.0, 0.7], [0.0, 0.2])
+    left = leave_out(own, solve_primary(statistics(phi, y), 0.5).with_leverage(0, 0), 0.03, tried, keep_scores=True)
+    for b, beta in enumerate(tried.betas):
+        for k, balance in enumerate(tried.balances):
+            for t, tau in enumerate(tried.taus):
+                right = (left.scores.at((beta, balance, tau)).argmax(1) == own.labels).sum()
+                assert int(right) == int(left.table[b, k, t])
+    assert len(torch.unique(left.table)) > 2
