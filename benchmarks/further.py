@@ -83,7 +83,6 @@ CHANGES = {
     "d_refinement 2048": Change({"d_refinement": 2048}),
     "d_refinement 16384": Change({"d_refinement": 16384}),
     "d 16384": Change({"d_primary": 16384}),
-    "in-sample": Change({"refinement": "in-sample"}),
 }
 
 
@@ -136,24 +135,24 @@ def accuracy(change: Change, clients: Sequence[Shard], judged: Sequence[Shard], 
             float(summed.autocorrelation.diagonal().sum()) / len(summed.autocorrelation) / summed.n_samples * widths[1]
         )
         tried = grid(unit, beta=None, balance=None, tau=None)
-        lefts, tables = [], []
+        residuals, tables = [], []
         for k, shard in enumerate(clients):
             counts = one_hot(shard.labels, c).sum(0)
             residual = target[k] - phis[k] @ primary.weights
             psi = seen(shard, maps[1])
-            left = LeftOut(hat_basis(psi), roots[k] * (phis[k] @ sketch), residual, method.refinement, sketched=True)
+            left = LeftOut(hat_basis(psi), roots[k] * (phis[k] @ sketch), residual, sketched=True)
             if change.criterion is None:
                 table = hits(left, shard.labels, counts, totals, method.smoothing, tried).double()
             else:
                 table = table_of(left, shard.labels, counts, totals, method.smoothing, tried, change.criterion)
             tables.append(table / len(shard) if change.by_client else table)
-            lefts.append(left.target)
+            residuals.append(residual)
         summed_table = torch.stack(tables).sum(0)
         beta, balance, tau = choose(summed_table, tried)
         right = []
         for k, (shard, judge) in enumerate(zip(clients, judged, strict=True)):
             if len(judge):
-                refinement = fit_refinement(seen(shard, maps[1]), lefts[k], beta)
+                refinement = fit_refinement(seen(shard, maps[1]), residuals[k], beta)
                 prior = local_prior(one_hot(shard.labels, c).sum(0), totals, method.smoothing)
                 scores = (
                     seen(judge, maps[0]) @ primary.weights + balance * seen(judge, maps[1]) @ refinement + tau * prior

@@ -21,12 +21,11 @@ from timing import interleaved
 from torch import Tensor
 
 from apfl.maths.hits import grid
-from apfl.maths.leaveout import HatBasis, LeftOut, Refinement, fit_refinement, hat_basis, whiten
+from apfl.maths.leaveout import HatBasis, LeftOut, fit_refinement, hat_basis, whiten
 from apfl.maths.maps import random_map
 from apfl.maths.ridge import factorise, one_hot, solve, statistics
 
 GAMMA, WIDTH, REFITTED = 1.0, 256, 2  # ridge, width of both streams, groups that are refitted
-KINDS: tuple[Refinement, ...] = ("in-sample", "cross-fitted")
 
 
 class Client:
@@ -42,20 +41,16 @@ class Client:
         unit = float(self.psi.square().sum(1).mean())
         self.betas = grid(unit, beta=None, balance=None, tau=None).betas
 
-    def left_out(self, kind: Refinement, groups: Tensor | None, n_betas: int | None = None) -> None:
-        found = LeftOut(self.hat, self.whitened, self.residual, kind, groups)
+    def left_out(self, groups: Tensor | None, n_betas: int | None = None) -> None:
+        found = LeftOut(self.hat, self.whitened, self.residual, groups)
         for beta in self.betas[:n_betas]:
             found.refinement(beta)
 
-    def refit(self, kind: Refinement, groups: Tensor) -> None:
+    def refit(self, groups: Tensor) -> None:
         """Both streams again, for the first `REFITTED` groups and one beta."""
         names = torch.unique(groups)
         for out in names[:REFITTED]:
             targets = self.y - self.phi @ self._primary(groups != out)
-            if kind == "cross-fitted":
-                for part in names[names != out]:
-                    own = groups == part
-                    targets[own] = self.y[own] - self.phi[own] @ self._primary((groups != out) & ~own)
             stay = groups != out
             self.psi[~stay] @ fit_refinement(self.psi[stay], targets[stay], self.betas[0])
 
@@ -70,26 +65,24 @@ def compare(repeats: int) -> None:
     threes = torch.arange(n) // 3
     print(f"| 569 rows, {len(client.betas)} betas | rows | groups of 1 | groups of 3 | refitting, groups of 3 |")
     print("| --- | --- | --- | --- | --- |")
-    for kind in KINDS:
-        sides = {"rows": None, "ones": torch.arange(n), "threes": threes}
-        times = interleaved(repeats, **{k: lambda g=g, kind=kind: client.left_out(kind, g) for k, g in sides.items()})
-        again = interleaved(1, refit=lambda kind=kind: client.refit(kind, threes))["refit"]
-        again *= len(torch.unique(threes)) / REFITTED * len(client.betas)
-        cells = [f"{times['rows']:.3f} s", f"{times['ones'] / times['rows']:.2g} times that"]
-        cells += [f"{times['threes'] / times['rows']:.2g} times that", f"{again / times['rows']:,.0f} times that"]
-        print(f"| {kind} | {' | '.join(cells)} |", flush=True)
+    sides = {"rows": None, "ones": torch.arange(n), "threes": threes}
+    times = interleaved(repeats, **{k: lambda g=g: client.left_out(g) for k, g in sides.items()})
+    again = interleaved(1, refit=lambda: client.refit(threes))["refit"]
+    again *= len(torch.unique(threes)) / REFITTED * len(client.betas)
+    cells = [f"{times['rows']:.3f} s", f"{times['ones'] / times['rows']:.2g} times that"]
+    cells += [f"{times['threes'] / times['rows']:.2g} times that", f"{again / times['rows']:,.0f} times that"]
+    print(f"| left out | {' | '.join(cells)} |", flush=True)
 
 
 def patients(count: int) -> None:
     rng = np.random.default_rng(0)
     labels = torch.from_numpy(rng.integers(2, size=3 * count))
     client = Client(torch.from_numpy(rng.normal(size=(3 * count, 30))).float(), labels)
-    for kind in KINDS:
-        start = time.process_time()
-        client.left_out(kind, torch.arange(3 * count) // 3, n_betas=1)
-        took = time.process_time() - start
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        print(f"{kind}: {count} groups of 3 rows, width {WIDTH}, one beta: {took:.1f} s, peak memory {peak:.1f} GB")
+    start = time.process_time()
+    client.left_out(torch.arange(3 * count) // 3, n_betas=1)
+    took = time.process_time() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(f"{count} groups of 3 rows, width {WIDTH}, one beta: {took:.1f} s, peak memory {peak:.1f} GB")
 
 
 def main() -> None:

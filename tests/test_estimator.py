@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from apfl import APFLClassifier, DualStream, InputError
 from apfl.data.federation import Shard
+from apfl.maths import leaveout, personalise
 from apfl.methods import load_method
 
 SMALL = {"d_primary": 96, "d_refinement": 64}
@@ -236,3 +237,28 @@ def test_clients_must_have_names(sites):
     X, y, _ = sites
     with pytest.raises(InputError, match="cannot name a client"):
         APFLClassifier(**SMALL).fit(X, y, clients=[["a", "b"]] * len(y))
+
+
+@pytest.mark.parametrize("settings", [{}, {"gamma": 1.0, "beta": 1.0, "balance": 0.5, "tau": 0.1}])
+def test_a_client_is_decomposed_once(sites, monkeypatch, settings):
+    """For the hits and for the temperatures together."""
+    X, y, clients = sites
+    decomposed = []
+
+    def counted(psi: torch.Tensor) -> leaveout.HatBasis:
+        decomposed.append(len(psi))
+        return leaveout.hat_basis(psi)
+
+    monkeypatch.setattr(personalise, "hat_basis", counted)
+    APFLClassifier(d_primary=64, d_refinement=64, **settings).fit(X[:500], y[:500], clients=clients[:500])
+    assert sorted(decomposed) == sorted(np.unique(clients[:500], return_counts=True)[1].tolist())
+
+
+@pytest.mark.parametrize("removed", [{"refinement": "cross-fitted"}, {"scope": "shrunk"}])
+def test_removed_options_are_refused(sites, removed):
+    X, y, clients = sites
+    with pytest.raises(InputError, match="was removed"):
+        APFLClassifier(**removed).fit(X, y, clients=clients)
+    given = APFLClassifier(d_primary=64, refinement="in-sample").fit(X[:200], y[:200], clients=clients[:200])
+    default = APFLClassifier(d_primary=64).fit(X[:200], y[:200], clients=clients[:200])
+    np.testing.assert_array_equal(*(fit.decision_function(X, clients) for fit in (given, default)))

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from apfl.data.client_rows import (
     ALONE,
-    ClientRows,
     client_names,
+    digest,
     group_code,
     no_clients,
     one_each,
@@ -31,12 +31,13 @@ from apfl.data.client_rows import (
     take_out,
     tensor,
 )
+from apfl.data.federation import Shard
 from apfl.data.missing import missing, refuse_missing
 from apfl.errors import InputError
-from apfl.maths.hits import left_out_prior
+from apfl.machine import over_clients
 from apfl.maths.leaveout import leaving, with_copies
 from apfl.maths.normalise import check_features, moments, normaliser
-from apfl.maths.personalise import Choice, Personal, Primary, Rows, left_out_rows, personalise, solve_primary
+from apfl.maths.personalise import Primary, Rows, personalise, solve_primary
 from apfl.maths.ridge import Statistics, one_hot, statistics, total
 from apfl.methods import load_method
 from apfl.methods._analytic import stream_maps
@@ -68,10 +69,10 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         Weight of the refinement stream (the paper's lambda); 0 leaves the primary alone.
     tau : float or "auto"
         Weight of the local prior, log(p_k / p) of the labels; 0 leaves it out.
-    scope : {"federation", "client", "shrunk"}
-        Whose left-out rows choose: everyone's, the client's own, or the client's drawn towards everyone's.
-    refinement : {"cross-fitted", "in-sample"}
-        Whether the refinement is fitted to left-out residuals of the primary, or to in-sample ones as in the paper.
+    scope : {"federation", "client"}
+        Whose left-out rows choose: everyone's, or the client's own.
+    refinement : {"in-sample"}
+        The residuals that the refinement is fitted to, as in the paper; there is no other choice.
     activations : str or pair of str
         Activation of both maps, or of the primary and of the refinement map.
     normalise : {"auto", "root", "row", "columns", "standardise", "none"}
@@ -211,8 +212,8 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             if X is None or y is None:
                 raise InputError(f"the rows of client {client!r} were not kept (keep_rows=False): give its X and y")
             X, y, _ = self._read_one(client, X, y)
-            rows = ClientRows(tensor(X), self._encode(y), None)
-            if rows.digest() != self._digests[client]:
+            rows = Shard(tensor(X), self._encode(y), None)
+            if digest(rows) != self._digests[client]:
                 raise InputError(
                     f"the rows given for client {client!r} are not those it joined with; give exactly those"
                 )
@@ -230,7 +231,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         for client, rows in given.items():
             if client not in self._models:
                 raise InputError(f"{no_clients([client], self.clients_)}; use add_client for a new one")
-            if client in self._digests and rows.digest() != self._digests[client]:
+            if client in self._digests and digest(rows) != self._digests[client]:
                 raise InputError(
                     f"the rows given for client {client!r} are not those it joined with; give exactly those"
                 )
@@ -352,7 +353,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         widths = self._method().widths(*X.shape)
         self._maps = stream_maps(tensor(X[:1]), self._normaliser, widths, activations, seed, self.intercept)
         self._models: dict[Hashable, DualStream] = {}
-        self._rows: dict[Hashable, ClientRows] = {}
+        self._rows: dict[Hashable, Shard] = {}
         self._digests: dict[Hashable, str] = {}
         if hasattr(self, "statistics_"):
             del self.statistics_
@@ -375,12 +376,12 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         if self.keep_rows:
             self._rows |= merged
         else:
-            self._digests |= {client: rows.digest() for client, rows in merged.items()}
+            self._digests |= {client: digest(rows) for client, rows in merged.items()}
         return self._publish(merged)
 
     def _by_client(
         self, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any
-    ) -> Iterator[tuple[Hashable, ClientRows]]:
+    ) -> Iterator[tuple[Hashable, Shard]]:
         labels = self._encode(y)
         group_codes = None
         if groups is not None:
@@ -389,7 +390,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         for name, rows in rows_by_name(names).items():
             yield (
                 name,
-                ClientRows(tensor(X[rows]), labels[rows], None if group_codes is None else group_codes[rows]),
+                Shard(tensor(X[rows]), labels[rows], None if group_codes is None else group_codes[rows]),
             )
 
     def _encode(self, y: np.ndarray) -> Tensor:
@@ -401,7 +402,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             )
         return torch.from_numpy(index)
 
-    def _statistics(self, rows: ClientRows) -> Statistics:
+    def _statistics(self, rows: Shard) -> Statistics:
         phi = self._maps[0](self._normaliser(rows.features))
         copies = leaving(rows.features, rows.labels, None).copies
         return with_copies(statistics(phi, one_hot(rows.labels, len(self.classes_))), rows.features, copies)
@@ -413,7 +414,7 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         assert isinstance(method, APFL)
         return method
 
-    def _publish(self, given: dict[Hashable, ClientRows] | None = None) -> Self:
+    def _publish(self, given: dict[Hashable, Shard] | None = None) -> Self:
         """Solve the primary; refit every client whose rows are at hand; choose the temperatures."""
         method = self._method()
         primary = solve_primary(self.statistics_, method.gamma)
@@ -426,41 +427,29 @@ class APFLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         )
         return self
 
-    def _fit_clients(self, at_hand: dict[Hashable, ClientRows], primary: Primary, method: APFL) -> float:
+    def _fit_clients(self, at_hand: dict[Hashable, Shard], primary: Primary, method: APFL) -> float:
         """Models of these clients; returns the temperature of the primary alone."""
         clients = list(at_hand)
-        choice = Choice(method.beta, method.balance, method.tau, method.scope, method.refinement, method.smoothing)
 
         def rows_of(k: int) -> Rows:
             rows = at_hand[clients[k]]
             z = self._normaliser(rows.features)
-            return Rows(
-                self._maps[0](z), self._maps[1](z), rows.labels, leaving(rows.features, rows.labels, rows.groups)
-            )
+            together = leaving(rows.features, rows.labels, rows.groups)
+            return Rows(self._maps[0](z), self._maps[1](z), rows.labels, *together)
 
-        personal, self.chosen_ = personalise(rows_of, len(clients), primary, choice, sketch_width=0, seed=0)
-        scores = [self._left_out_scores(rows_of(k), primary, own, choice) for k, own in enumerate(personal)]
+        made = personalise(
+            rows_of, len(clients), primary, method.choice, sketch_width=0, seed=0, over=over_clients, keep_scores=True
+        )
+        self.chosen_ = made.account
         labels = np.concatenate([at_hand[client].labels.numpy() for client in clients])
-        alone, dual = (np.concatenate(parts) for parts in zip(*scores, strict=True))
-        temperature = _temperature(dual, labels)
-        for client, own in zip(clients, personal, strict=True):
+        pairs = list(zip(made.clients, made.scores, strict=True))
+        temperature = _temperature(torch.cat([left.at(own.setting) for own, left in pairs]).numpy(), labels)
+        for client, own in zip(clients, made.clients, strict=True):
             self._models[client] = DualStream(
                 self._maps[0], primary.weights, self._maps[1], own.refinement, own.balance, self._normaliser,
                 temperature=temperature, prior=own.prior,
             )  # fmt: skip
-        return _temperature(alone, labels)
-
-    @staticmethod
-    def _left_out_scores(rows: Rows, primary: Primary, own: Personal, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
-        """Left-out scores (n, c) of the primary alone and of the client's model."""
-        left = left_out_rows(rows, primary, choice.refinement, None)
-        targets = one_hot(rows.labels, primary.stats.n_classes)
-        alone = targets - left.primary
-        dual = alone + own.balance * left.refinement(own.beta)
-        if own.tau:
-            counts = targets.sum(0), primary.stats.class_counts
-            dual += own.tau * left_out_prior(targets, *counts, rows.leaving.groups, choice.smoothing)
-        return alone.numpy(), dual.numpy()
+        return _temperature(torch.cat([left.alone for left in made.scores]).numpy(), labels)
 
     def _scores(self, X: Any, clients: Any) -> tuple[np.ndarray, np.ndarray]:
         """Scores (n, c) and the temperature for each row (n,)."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
+from apfl.cli import main
 from apfl.data import load_dataset
 from apfl.errors import InputError
 from apfl.experiments.run import Protocol, federate, keep_record, read_records, run
@@ -31,3 +35,24 @@ def test_records_come_from_lines_single_files_and_folders(tmp_path):
     cell.write_text("{")
     with pytest.raises(InputError, match=r"afl-1\.json cannot be read"):
         read_records(tmp_path)
+
+
+def test_records_of_removed_options_are_read_but_not_run_again(tmp_path, capsys):
+    dataset, protocol = load_dataset("digits"), Protocol(n_clients=4, alpha=1.0)
+    federation = federate(dataset, protocol, 0)
+    record, _ = run("apfl", load_method("apfl", d_primary=64), federation, dataset, protocol, 0)
+    kept = tmp_path / "records.jsonl"
+    keep_record(replace(record, settings={**record.settings, "refinement": "cross-fitted"}), kept)
+    assert read_records(kept)[0].settings["refinement"] == "cross-fitted"
+
+    def status(*arguments: str) -> int:
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, str(kept)])
+        return int(ended.value.code or 0)
+
+    assert status("table") == 0
+    assert "apfl" in capsys.readouterr().out
+    assert status("rerun") == 2
+    assert "'cross-fitted' was removed" in capsys.readouterr().err
+    keep_record(record, tmp_path / "now.jsonl")
+    assert json.loads((tmp_path / "now.jsonl").read_text())["settings"]["refinement"] == "in-sample"

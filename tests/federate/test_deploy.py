@@ -58,7 +58,6 @@ def test_the_primary_is_central_ridge(tmp_path):
         FIXED,
         AUTO,
         replace(AUTO, scope="client"),
-        replace(AUTO, scope="shrunk", sketch=0),
         replace(AUTO, refinement="in-sample", tau=0.05, activation_primary="cosine"),
         APFL(normalise="standardise", intercept=True, sketch=16),
     ],
@@ -363,7 +362,8 @@ def test_late_clients_are_folded_in_by_cohorts(tmp_path):
 
 def test_joining_after_training_needs_only_the_publication(tmp_path):
     sites = make_sites(tmp_path)
-    terms = Terms("f", method=replace(AUTO, scope="federation", sketch=0))
+    method = replace(AUTO, tau=0.2)
+    terms = Terms("f", method=method)
     with Coordinator(tmp_path / "server", terms) as server:
         agreement = contribute(server, sites[:3])
         server.publish()
@@ -381,6 +381,34 @@ def test_joining_after_training_needs_only_the_publication(tmp_path):
     beta = open_choice(choice, server.terms).setting[0]
     expected = torch.linalg.solve(psi.T @ psi + beta * torch.eye(24, dtype=torch.float64), psi.T @ residual)
     torch.testing.assert_close(model.refinement, expected, rtol=1e-9, atol=1e-9)
+    # A late client of the method is this client: same refinement, same prior.
+    *_, last = method.rounds([site.train for site in sites[:3]], 3, 0)
+    (admitted,) = last.admit([late.train])
+    torch.testing.assert_close(admitted.refinement, model.refinement, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(admitted.prior, model.prior, rtol=1e-9, atol=1e-9)
+    assert float(model.prior.abs().max()) > 0.01
+
+
+def test_terms_never_send_the_factor():
+    with pytest.raises(InputError, match=r"sketch=0 .* 1 or more"):
+        Terms("f", method=replace(AUTO, sketch=0))
+    with pytest.raises(InputError, match=r"sketch=0 .* 1 or more"):
+        Terms.from_json(json.dumps({"federation": "f", "method": {"sketch": 0}}))
+
+
+@pytest.mark.parametrize(("key", "value"), [("refinement", "cross-fitted"), ("scope", "shrunk")])
+def test_terms_with_removed_options_say_so(key, value):
+    with pytest.raises(InputError, match="was removed"):
+        Terms.from_json(json.dumps({"federation": "f", "method": {key: value}}))
+    kept = Terms.from_json(json.dumps({"federation": "f", "method": {"refinement": "in-sample"}}))
+    assert kept == Terms("f")
+
+
+def test_fixed_settings_need_no_sketch(tmp_path):
+    sites = make_sites(tmp_path)
+    with Coordinator(tmp_path / "server", Terms("f", method=FIXED)) as server:
+        contribute(server, sites)
+        assert seen(server.publish(), server.terms).leverage is None
 
 
 def test_nothing_is_published_below_the_quorum(tmp_path):

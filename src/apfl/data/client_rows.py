@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from apfl.data.federation import Shard
 from apfl.data.missing import refuse_missing
 from apfl.errors import InputError, unknown
 from apfl.models.dual_stream import DualStream
@@ -19,8 +19,8 @@ from apfl.models.undecided import undecided
 
 __all__ = [
     "ALONE",
-    "ClientRows",
     "client_names",
+    "digest",
     "group_code",
     "no_clients",
     "one_each",
@@ -34,26 +34,10 @@ ALONE = "alone"  # the name of the one client there is when none are named
 NAMES_SHOWN = 5
 
 
-@dataclass(frozen=True, eq=False)
-class ClientRows:
-    """One client's."""
-
-    features: Tensor  # (n, l), float64, as given
-    labels: Tensor  # (n,), indices into classes_
-    groups: Tensor | None  # (n,)
-
-    def __add__(self, other: ClientRows) -> ClientRows:
-        if (self.groups is None) != (other.groups is None):
-            raise InputError("groups given for some rows of a client and not for others; give them for all or none")
-        groups = None
-        if self.groups is not None and other.groups is not None:
-            groups = torch.cat([self.groups, other.groups])
-        return ClientRows(torch.cat([self.features, other.features]), torch.cat([self.labels, other.labels]), groups)
-
-    def digest(self) -> str:
-        """The same for the same rows in any order."""
-        rows = torch.cat([self.features, self.labels[:, None].to(torch.float64)], 1).numpy()
-        return hashlib.sha256(b"".join(sorted(row.tobytes() for row in rows))).hexdigest()
+def digest(rows: Shard) -> str:
+    """The same for the same rows in any order."""
+    table = torch.cat([rows.features, rows.labels[:, None].to(torch.float64)], 1).numpy()
+    return hashlib.sha256(b"".join(sorted(row.tobytes() for row in table))).hexdigest()
 
 
 def one_each(what: str, values: Any, n: int) -> list[Any]:

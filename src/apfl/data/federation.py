@@ -60,6 +60,19 @@ class Shard:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def where(self, rows: Tensor) -> Shard:
+        """The rows of this mask, or of these indices."""
+        return Shard(self.features[rows], self.labels[rows], None if self.groups is None else self.groups[rows])
+
+    def __add__(self, other: Shard) -> Shard:
+        """These rows, then the other's."""
+        if (self.groups is None) != (other.groups is None):
+            raise InputError("groups given for some rows of a client and not for others; give them for all or none")
+        groups = None
+        if self.groups is not None and other.groups is not None:
+            groups = torch.cat([self.groups, other.groups])
+        return Shard(torch.cat([self.features, other.features]), torch.cat([self.labels, other.labels]), groups)
+
     def to(self, device: torch.device | str) -> Shard:
         """The shard on another device."""
         return Shard(self.features.to(device), self.labels.to(device), self.groups)

@@ -1,7 +1,7 @@
 """The best settings there are for `apfl`, found on the *test* rows: what no honest choice can have, to measure one by.
 
-Everything but (gamma, beta, balance, tau) is as in the method. These come from a grid, gamma and beta in units of the
-feature energy, around where generalised cross-validation lies.
+Of gamma, beta, balance and tau those that the method leaves open come from a grid, gamma and beta in units of the
+feature energy, around where generalised cross-validation lies. Everything else is as in the method.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from torch import Tensor
 from apfl.data.federation import Federation
 from apfl.maths.gcv import feature_energy
 from apfl.maths.hits import local_prior
-from apfl.maths.leaveout import LeftOut, hat_basis, leverage_sketch
-from apfl.maths.personalise import solve_primary
-from apfl.maths.ridge import one_hot
+from apfl.maths.leaveout import hat_basis
+from apfl.maths.personalise import Rows, solve_primary
 from apfl.methods._analytic import mapped_and_summed, shared_normaliser, stream_maps
 from apfl.methods.apfl import APFL
 
@@ -30,17 +29,21 @@ TAUS = [0.0, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.18, 0.25]
 
 @dataclass(frozen=True, eq=False)
 class OnTest:
-    """Mean client accuracy on test rows over (gamma, beta, balance, tau), and the unit of gamma and beta."""
+    """Mean client accuracy on test rows over (gamma, beta, balance, tau), and the values that were tried of each."""
 
     accuracy: Tensor  # (gammas, betas, balances, taus)
-    unit: float
+    tried: dict[str, list[float]]
+
+    @property
+    def best(self) -> dict[str, float]:
+        """The settings with the highest accuracy; ties go to the first."""
+        where = torch.unravel_index(self.accuracy.argmax(), self.accuracy.shape)
+        return {name: values[int(i)] for (name, values), i in zip(self.tried.items(), where, strict=True)}
 
 
 def best_on_test(method: APFL, federation: Federation, seed: int) -> APFL:
-    """The method with the settings that are best on this federation's test rows; ties go to the first."""
-    found = on_test(method, federation, seed)
-    g, b, l, t = (int(i) for i in torch.unravel_index(found.accuracy.argmax(), found.accuracy.shape))  # noqa: E741
-    return replace(method, gamma=found.unit * GAMMAS[g], beta=found.unit * BETAS[b], balance=BALANCES[l], tau=TAUS[t])
+    """The method with the settings that are best on this federation's test rows."""
+    return replace(method, **on_test(method, federation, seed).best)  # type: ignore[arg-type]
 
 
 def on_test(method: APFL, federation: Federation, seed: int) -> OnTest:
@@ -52,29 +55,35 @@ def on_test(method: APFL, federation: Federation, seed: int) -> OnTest:
     widths = method.widths(sum(map(len, clients)), features.shape[1])
     maps = stream_maps(features, normalise, widths, activations, seed, method.intercept)
     phis, summed = mapped_and_summed(clients, c, normalise, maps[0])
-    unit = feature_energy(summed)
-    table = torch.zeros(len(GAMMAS), len(BETAS), len(BALANCES), len(TAUS), dtype=torch.float64, device=features.device)
+    tried = _tried(method, feature_energy(summed))
+    gammas, betas, balances, taus = tried.values()
+    table = torch.zeros([*map(len, tried.values())], dtype=torch.float64, device=features.device)
+    weights = torch.tensor(balances, dtype=torch.float32, device=features.device)[:, None, None]
+    primaries = [solve_primary(summed, gamma).shared for gamma in gammas]
     measured = [k for k in range(len(clients)) if len(tests[k])]
-    balances = torch.tensor(BALANCES, dtype=torch.float32, device=features.device)[:, None, None]
-    primaries = [solve_primary(summed, unit * gamma) for gamma in GAMMAS]
-    sketches = [leverage_sketch(primary.factor, method.sketch or 128, seed) for primary in primaries]
     for k in measured:
-        z, z_test = normalise(clients[k].features), normalise(tests[k].features)
-        psi, phi_test = maps[1](z).double(), maps[0](z_test).double()
-        hat = hat_basis(psi)
-        across = (maps[1](z_test).double() @ psi.T) @ hat.basis  # Psi_test P = across diag(1 / (s + beta)) U'T
-        targets = one_hot(clients[k].labels, c)
-        prior = local_prior(targets.sum(0), summed.class_counts, method.smoothing)
-        for g, (primary, sketch) in enumerate(zip(primaries, sketches, strict=True)):
-            phi = phis[k].double()
-            target = LeftOut(
-                hat, phi @ sketch, targets - phi @ primary.weights, method.refinement, sketched=True
-            ).target
-            inner = hat.basis.T @ target
-            bases = [(phi_test @ primary.weights + tau * prior).float() for tau in TAUS]
-            for b, beta in enumerate(BETAS):
-                refined = balances * ((across / (hat.values + unit * beta)) @ inner).float()
+        z_test = normalise(tests[k].features)
+        phi_test = maps[0](z_test).double()
+        rows = Rows(phis[k], maps[1](normalise(clients[k].features)).double(), clients[k].labels)
+        hat = hat_basis(rows.psi)
+        across = (maps[1](z_test).double() @ rows.psi.T) @ hat.basis  # Psi_test P = across diag(1 / (s + beta)) U'E
+        for g, shared in enumerate(primaries):
+            inner = hat.basis.T @ shared.residual(rows)
+            prior = local_prior(*shared.counts(rows), method.smoothing)
+            bases = [(phi_test @ shared.weights + tau * prior).float() for tau in taus]
+            for b, beta in enumerate(betas):
+                refined = weights * ((across / (hat.values + beta)) @ inner).float()
                 for t, base in enumerate(bases):
-                    hits = (base + refined).argmax(2) == tests[k].labels
-                    table[g, b, :, t] += hits.double().mean(1) / len(measured)
-    return OnTest(table.cpu(), unit)
+                    right = (base + refined).argmax(2) == tests[k].labels
+                    table[g, b, :, t] += right.double().mean(1) / len(measured)
+    return OnTest(table.cpu(), tried)
+
+
+def _tried(method: APFL, unit: float) -> dict[str, list[float]]:
+    """The values of each setting: the grid's, or the one that the method has fixed."""
+    grids = {
+        "gamma": [unit * gamma for gamma in GAMMAS], "beta": [unit * beta for beta in BETAS],
+        "balance": BALANCES, "tau": TAUS,
+    }  # fmt: skip
+    fixed = {name: getattr(method, name) for name in grids}
+    return {name: values if fixed[name] == "auto" else [float(fixed[name])] for name, values in grids.items()}

@@ -17,28 +17,22 @@ from apfl.maths.leaveout import ECHO
 from apfl.maths.normalise import check_features, needs_moments
 from apfl.maths.wire import form_for, statistics_shapes
 
-__all__ = ["Rows", "WhatLeaves", "select", "what_leaves"]
+__all__ = ["Usable", "WhatLeaves", "select", "what_leaves"]
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of classes that the federation has, with labels in its order."""
+class Usable:
+    """Rows of classes that the federation has, and which of them it may have."""
 
-    features: Tensor  # (n, l)
-    labels: Tensor  # (n,)
-    groups: Tensor | None  # (n,)
+    rows: Shard  # with labels in the federation's order
     shared: Tensor  # (n,), bool: rows behind the statistics; the others' classes are withheld
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def only_shared(self) -> Rows:
+    def only_shared(self) -> Usable:
         """The rows behind the statistics."""
-        groups = None if self.groups is None else self.groups[self.shared]
-        return Rows(self.features[self.shared], self.labels[self.shared], groups, self.shared[self.shared])
+        return Usable(self.rows.where(self.shared), self.shared[self.shared])
 
 
-def select(train: Shard, class_names: Sequence[str], terms: Terms) -> Rows:
+def select(train: Shard, class_names: Sequence[str], terms: Terms) -> Usable:
     """A client's rows under these terms, or under a draft of them."""
     if terms.n_features is not None and train.features.shape[1] != terms.n_features:
         raise InputError(
@@ -52,10 +46,9 @@ def select(train: Shard, class_names: Sequence[str], terms: Terms) -> Rows:
     known = labels >= 0
     if not bool(known.any()):
         raise InputError(f"no row is of a class that the federation has ({', '.join(names[:8])}); compare the names")
-    labels = labels[known]
-    enough = torch.bincount(labels, minlength=len(names)) >= terms.min_per_class
-    groups = None if train.groups is None else train.groups[known]
-    return Rows(train.features[known], labels, groups, enough[labels])
+    rows = Shard(train.features, labels, train.groups).where(known)
+    enough = torch.bincount(rows.labels, minlength=len(names)) >= terms.min_per_class
+    return Usable(rows, enough[rows.labels])
 
 
 def names_under(class_names: Sequence[str], terms: Terms) -> tuple[str, ...]:
@@ -111,7 +104,7 @@ class WhatLeaves:
 def what_leaves(train: Shard, class_names: Sequence[str], terms: Terms) -> WhatLeaves:
     """What a client with these rows would send."""
     names = names_under(class_names, terms)
-    usable = select(train, class_names, terms).labels
+    usable = select(train, class_names, terms).rows.labels
     counts = dict(zip(names, torch.bincount(usable, minlength=len(names)).tolist(), strict=True))
     own = dict(zip(class_names, torch.bincount(train.labels, minlength=len(class_names)).tolist(), strict=True))
     shared = {name: n for name, n in counts.items() if n >= terms.min_per_class}

@@ -14,7 +14,6 @@ from apfl.federate.terms import Description, Terms, check_name
 from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
 from apfl.maths.hits import choose
 from apfl.maths.normalise import Moments, needs_moments
-from apfl.maths.wire import pack
 
 __all__ = [
     "Broadcast", "Choice", "Table", "open_choice", "open_description", "open_metrics", "open_publication", "open_table",
@@ -70,7 +69,7 @@ class Broadcast:
     unit: float  # mean squared length of a row of Psi: the unit of the beta grid
     n_samples: int
     class_counts: Tensor  # (c,), float64
-    leverage: Tensor | None  # sketch (d, m), or with sketch=0 the packed factor
+    leverage: Tensor | None  # its sketch (d, m)
     members: frozenset[str]  # content hashes of the contributions in it
 
 
@@ -81,7 +80,7 @@ def seal_publication(
     """The primary stream with what clients need to refine it."""
     tensors = {"weights": weights.to(terms.dtype), "class_counts": counts}
     if leverage is not None:
-        tensors["leverage"] = (leverage if terms.method.sketch else pack(leverage)).to(terms.dtype)
+        tensors["leverage"] = leverage.to(terms.dtype)
     header = {
         "federation": terms.federation, "terms": terms.digest, "number": number, "gamma": gamma, "unit": unit,
         "members": sorted(members),
@@ -100,7 +99,7 @@ def open_publication(data: bytes, terms: Terms) -> Broadcast:
             "weights": (wide, (d, c)), "class_counts": (("F64",), (c,))
         }  # fmt: skip
         if terms.wants_leverage:
-            found["leverage"] = (wide, (d, m) if m else (d * (d + 1) // 2,))
+            found["leverage"] = (wide, (d, m))
         return found
 
     header, tensors = unseal("publication", data, expected)
@@ -151,13 +150,12 @@ class Choice:
 
     number: int  # of the publication
     setting: tuple[float, float, float]  # beta, balance, tau
-    hits: Tensor | None  # the summed table, with scope="shrunk"
     n_samples: int  # rows behind it
     counted: frozenset[str]  # hashes of the tables in the sum
 
 
 def seal_choice(terms: Terms, number: int, unit: float, tables: Mapping[str, Tensor], n_samples: int) -> bytes:
-    """One setting for everyone from the summed tables; with scope "shrunk" the sum itself, for each to draw towards."""
+    """One setting for everyone from the summed tables."""
     tried = terms.grid(unit)
     summed = torch.zeros(tried.shape, dtype=torch.int64)
     for hits in tables.values():
@@ -167,7 +165,7 @@ def seal_choice(terms: Terms, number: int, unit: float, tables: Mapping[str, Ten
         "federation": terms.federation, "terms": terms.digest, "number": number, "setting": list(setting),
         "n": n_samples, "counted": sorted(tables),
     }  # fmt: skip
-    return seal("choice", header, {"hits": summed} if terms.method.scope == "shrunk" else {})
+    return seal("choice", header, {})
 
 
 def open_choice(data: bytes, terms: Terms) -> Choice:
@@ -175,15 +173,15 @@ def open_choice(data: bytes, terms: Terms) -> Choice:
 
     def expected(header: dict[str, Any]) -> Expected:
         _check_address(header, terms)
-        return {"hits": (("I64",), terms.grid(1.0).shape)} if terms.method.scope == "shrunk" else {}
+        return {}
 
-    header, tensors = unseal("choice", data, expected)
+    header, _ = unseal("choice", data, expected)
     setting, counted = header.get("setting"), header.get("counted")
     if not isinstance(setting, list) or len(setting) != 3 or not isinstance(counted, list):
         raise InputError("a choice must hold beta, balance and tau, and the tables behind them")
     beta, balance, tau = (positive({"setting": value}, "setting", zero=True) for value in setting)
     return Choice(
-        count(header, "number"), (beta, balance, tau), tensors.get("hits"), count(header, "n"),
+        count(header, "number"), (beta, balance, tau), count(header, "n"),
         frozenset(str(each) for each in counted),
     )  # fmt: skip
 

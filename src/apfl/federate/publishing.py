@@ -11,7 +11,6 @@ from apfl.federate.messages import seal_publication
 from apfl.federate.pool import Pool
 from apfl.federate.terms import Terms
 from apfl.federate.wire import sha256
-from apfl.maths.gcv import feature_energy
 from apfl.maths.leaveout import leverage_sketch
 from apfl.maths.personalise import solve_primary
 
@@ -61,11 +60,8 @@ def publish(ledger: Ledger, pool: Pool, terms: Terms) -> Publication:
         return load(ledger, current)
     stats = pool.running().statistics()
     primary = solve_primary(stats, terms.method.gamma)
-    leverage = None
-    if terms.wants_leverage:
-        m = terms.method.sketch
-        leverage = leverage_sketch(primary.factor, m, terms.seed) if m else primary.factor
-    unit = feature_energy(stats) * terms.refinement_width / terms.width
+    leverage = leverage_sketch(primary.factor, terms.method.sketch, terms.seed) if terms.wants_leverage else None
+    unit = primary.unit(terms.refinement_width)
     number = ever_published(ledger) + 1
     data = seal_publication(
         terms, number, primary.weights, primary.gamma, unit, stats.class_counts, leverage, list(members.values())

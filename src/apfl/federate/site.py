@@ -23,13 +23,13 @@ from apfl.data.federation import Shard
 from apfl.data.partition import split
 from apfl.errors import InputError
 from apfl.federate.contribution import Repeats, encode
-from apfl.federate.disclosure import Rows, WhatLeaves, names_under, select, what_leaves
+from apfl.federate.disclosure import Usable, WhatLeaves, names_under, select, what_leaves
 from apfl.federate.fitting import left_out_hits, personal_model
 from apfl.federate.messages import Broadcast, open_choice, open_publication, seal_description, seal_metrics, seal_table
 from apfl.federate.terms import Description, Terms, check_name
 from apfl.federate.wire import sha256
 from apfl.files import replacing
-from apfl.maths.hits import choose, towards_the_sum
+from apfl.maths.hits import choose
 from apfl.maths.leaveout import echo, leaving
 from apfl.maths.normalise import moments, needs_moments
 from apfl.models.dual_stream import DualStream
@@ -134,7 +134,7 @@ class Site:
         """How many left-out rows each setting gets right under this publication."""
         terms = self._agreed(agreement)
         broadcast = open_publication(publication, terms)
-        counted = left_out_hits(self._rows(terms), terms, broadcast, self._is_member(terms, broadcast))
+        counted = left_out_hits(self._usable(terms), terms, broadcast, self._is_member(terms, broadcast))
         return seal_table(terms, self.name, broadcast.number, counted)
 
     # ----------------------------------------------------------------------------------- what stays here
@@ -145,7 +145,7 @@ class Site:
         broadcast = open_publication(publication, terms)
         setting = self._setting(terms, broadcast, choice)
         member = self._is_member(terms, broadcast)
-        model = personal_model(self._rows(terms), terms, broadcast, member, setting)
+        model = personal_model(self._usable(terms), terms, broadcast, member, setting)
         container = model.container()
         container.settings["publication"] = broadcast.number
         path = self.model_path(terms)
@@ -197,11 +197,11 @@ class Site:
 
     # --------------------------------------------------------------------------------------------- within
 
-    def _rows(self, terms: Terms) -> Rows:
+    def _usable(self, terms: Terms) -> Usable:
         return select(self.train, self.class_names, terms)
 
-    def _contributed(self, terms: Terms) -> Rows:
-        rows = self._rows(terms).only_shared()
+    def _contributed(self, terms: Terms) -> Shard:
+        rows = self._usable(terms).only_shared().rows
         if not len(rows):
             raise InputError(
                 f"nothing to contribute: every class of {self.name} has fewer than {terms.min_per_class} rows"
@@ -224,23 +224,18 @@ class Site:
 
     def _setting(self, terms: Terms, broadcast: Broadcast, choice: bytes | None) -> tuple[float, float, float]:
         """beta, balance and tau: agreed, chosen by everyone's tables, or by the client's own."""
-        tried, rows = terms.grid(broadcast.unit), self._rows(terms)
+        tried = terms.grid(broadcast.unit)
         if not terms.choice.open:
             return tried.betas[0], tried.balances[0], tried.taus[0]
-        member = self._is_member(terms, broadcast)
         if terms.method.scope == "client":
-            return choose(left_out_hits(rows, terms, broadcast, member), tried)
+            own = left_out_hits(self._usable(terms), terms, broadcast, self._is_member(terms, broadcast))
+            return choose(own, tried)
         if choice is None:
             raise InputError("these terms choose beta, balance and tau from everyone's tables: give the choice too")
         chosen = open_choice(choice, terms)
         if chosen.number != broadcast.number:
             raise InputError(f"a choice for publication {chosen.number} given with publication {broadcast.number}")
-        if chosen.hits is None:
-            return chosen.setting
-        own, n = left_out_hits(rows, terms, broadcast, member), int(rows.shared.sum())
-        counted = sha256(seal_table(terms, self.name, broadcast.number, own)) in chosen.counted
-        summed, n_all = (chosen.hits, chosen.n_samples) if counted else (chosen.hits + own, chosen.n_samples + n)
-        return choose(towards_the_sum(own, summed, n, n_all), tried)
+        return chosen.setting
 
     def _is_member(self, terms: Terms, broadcast: Broadcast) -> bool:
         """Whether these very rows are in the publication."""

@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from apfl.errors import InputError, unknown
 from apfl.federate.wire import sha256
-from apfl.maths.hits import Grid, grid
+from apfl.maths.hits import Grid
 from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import Moments, Normaliser, needs_moments, normaliser
 from apfl.maths.personalise import Choice
@@ -57,6 +57,11 @@ class Terms:
 
     def __post_init__(self) -> None:
         check_name("federation", self.federation)
+        if not self.method.sketch:
+            raise InputError(
+                "terms with sketch=0 given: it would send every client the factor of the summed system, from which "
+                "two members read each other's statistics. Use 1 or more columns (default 128)"
+            )
         names = self.class_names
         if names is not None and (len(set(names)) < len(names) or len(names) < 2):
             raise InputError(f"class names {list(names)[:8]} given; there must be at least two, and all must differ")
@@ -77,8 +82,7 @@ class Terms:
     @property
     def choice(self) -> Choice:
         """The refinement's settings."""
-        m = self.method
-        return Choice(m.beta, m.balance, m.tau, m.scope, m.refinement, m.smoothing)
+        return self.method.choice
 
     @property
     def wants_tables(self) -> bool:
@@ -88,7 +92,7 @@ class Terms:
     @property
     def wants_leverage(self) -> bool:
         """Whether clients need the leverage of the primary."""
-        return self.choice.open or self.method.refinement == "cross-fitted"
+        return self.choice.open
 
     @property
     def width(self) -> int:
@@ -133,8 +137,7 @@ class Terms:
 
     def grid(self, unit: float) -> Grid:
         """The settings that tables count hits for; ``unit`` comes with the publication."""
-        choice = self.choice
-        return grid(unit, beta=choice.fixed("beta"), balance=choice.fixed("balance"), tau=choice.fixed("tau"))
+        return self.choice.grid(unit)
 
     def departs_from(self, draft: Terms) -> str | None:
         """The first thing that the draft had fixed and these terms have otherwise; None if they settle it."""

@@ -1,7 +1,7 @@
 """Federated leave-one-out: beta, balance and tau from how many left-out rows each setting gets right.
 
 A client's table of hits is a small additive statistic. The server adds the tables and picks one setting for everyone
-(``federation``); or every client picks by its own (``client``); or by its own drawn towards the sum (``shrunk``).
+(``federation``); or every client picks by its own (``client``).
 
 The third setting weighs a *local prior*: tau * log(p_k(class) / p(class)), what the client's own label frequencies say
 beyond everyone's. With tau = 0 there is none.
@@ -19,11 +19,10 @@ from torch import Tensor
 from apfl.maths.leaveout import LeftOut
 from apfl.maths.ridge import one_hot
 
-__all__ = ["Grid", "Scope", "choose", "grid", "hits", "left_out_prior", "local_prior", "towards_the_sum"]
+__all__ = ["Grid", "Scope", "choose", "grid", "hits", "left_out_prior", "local_prior"]
 
-Scope = Literal["federation", "client", "shrunk"]
+Scope = Literal["federation", "client"]
 FEW_HITS = 5000  # below so many, the best of 882 settings is the best by chance
-SHRINK_ROWS = 200  # with scope "shrunk" the others' table counts as this many rows
 
 
 @dataclass(frozen=True)
@@ -149,9 +148,3 @@ def _with_neighbours(table: Tensor) -> Tensor:
         for each in (table, torch.ones_like(table))
     )
     return (counted / settings).mul(1e6).round()
-
-
-def towards_the_sum(own: Tensor, summed: Tensor, n_own: int, n_all: int) -> Tensor:
-    """A client's table with the others' mean table added as if it were `SHRINK_ROWS` rows."""
-    others = max(n_all - n_own, 1)
-    return own + (summed - own) * (SHRINK_ROWS / others)

@@ -11,8 +11,7 @@ Leaving the rows g (one row, or a group) out of both streams' statistics and ref
     primary residual   E_g(-g) = (I - C_gg)^-1 E_g
     refinement         (I - H_gg)^-1 [ sum over j not in g of H_gj T_j(-g) ]
 
-with T_j(-g), the target of row j once g has gone: for the paper's *in-sample* refinement its residual then,
-E_j + C_jg (I - C_gg)^-1 E_g; for the *cross-fitted* one its left-out residual then, with both j's group and g gone.
+with T_j(-g), the target of row j once g has gone: its residual then, E_j + C_jg (I - C_gg)^-1 E_g.
 Maps, normalisation and ridges are held fixed.
 
 V is exact (`whiten`), or comes from a sketch that the server sends, d x m numbers instead of the factor's d^2 / 2.
@@ -24,7 +23,7 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,7 +39,6 @@ __all__ = [
     "HatBasis",
     "Leaving",
     "LeftOut",
-    "Refinement",
     "echo",
     "fit_refinement",
     "hat_basis",
@@ -51,7 +49,6 @@ __all__ = [
     "with_copies",
 ]
 
-Refinement = Literal["in-sample", "cross-fitted"]
 MOST_LEVERAGE = 0.99  # a sketched q may come out at 1 or more
 EXACT_MOST_LEVERAGE = 1 - 1e-10  # an exact one only by rounding
 MOST_SKETCHED = 0.8  # with 128 columns, 1 - q is then known to half of itself
@@ -183,7 +180,6 @@ class LeftOut:
     hat: HatBasis
     whitened: Tensor  # V (n, any)
     residual: Tensor  # E (n, c)
-    kind: Refinement = "in-sample"
     groups: Tensor | None = None  # (n,); without them every row is a group of its own
     sketched: bool = False  # whether V comes from a sketch
     copies: Tensor | None = None  # bool (n,): copies of an earlier row
@@ -233,19 +229,20 @@ class LeftOut:
         """Y minus the left-out score of the primary stream, (n, c)."""
         return self._grouped.primary if self._grouped else self.residual / (1 - self.leverage)[:, None]
 
-    @property
-    def target(self) -> Tensor:
-        """What the refinement is fitted to, (n, c): the residual itself if a row's left-out one cannot be known."""
-        if self.kind == "in-sample":
-            return self.residual
-        return torch.where(self.clipped_rows[:, None], self.residual, self.primary)
-
     def refinement(self, beta: float) -> Tensor:
         """The left-out score of the refinement stream, (n, c)."""
-        if self._grouped is None:
-            return self._leave_rows(beta)
-        leave = self._grouped.in_sample if self.kind == "in-sample" else self._grouped.cross_fitted
-        return leave(self.hat.shrink(beta), self.hat.keep(beta))
+        if beta not in self._refinements:
+            self._refinements[beta] = self._leave_rows(beta) if self._grouped is None else self._leave_groups(beta)
+        return self._refinements[beta]
+
+    @cached_property
+    def _refinements(self) -> dict[float, Tensor]:
+        """By beta: they are asked for to count hits, and again for the scores themselves."""
+        return {}
+
+    def _leave_groups(self, beta: float) -> Tensor:
+        assert self._grouped is not None
+        return self._grouped.refinement(self.hat.shrink(beta), self.hat.keep(beta))
 
     def _leave_rows(self, beta: float) -> Tensor:
         basis, shrink = self.hat.basis, self.hat.shrink(beta)
@@ -253,14 +250,8 @@ class LeftOut:
         h = squares @ shrink
         # 1 - h as a sum of positive terms: subtracting h from 1 cancels at small beta.
         rest = squares @ self.hat.keep(beta) + (1 - squares.sum(1)).clamp_min(0)
-        if self.kind == "in-sample":
-            fitted = basis @ (shrink[:, None] * (basis.T @ self.residual)) - h[:, None] * self.residual
-            moved = (basis * self._primary_hat_of_basis) @ shrink - h * self._own_hat  # sum over j != i of H_ij C_ji
-        else:
-            weights = ((basis * shrink) @ basis.T) / self._denominators  # H_ij over the denominator of T_j(-i)
-            weights.fill_diagonal_(0)
-            fitted = weights @ self.residual
-            moved = (weights * self._primary_hat).sum(1)
+        fitted = basis @ (shrink[:, None] * (basis.T @ self.residual)) - h[:, None] * self.residual
+        moved = (basis * self._primary_hat_of_basis) @ shrink - h * self._own_hat  # sum over j != i of H_ij C_ji
         return (fitted + moved[:, None] * self.primary) / rest[:, None]
 
     @cached_property
@@ -275,20 +266,9 @@ class LeftOut:
         return self.whitened.square().sum(1)
 
     @cached_property
-    def _primary_hat(self) -> Tensor:
-        """C, (n, n)."""
-        return self.whitened @ self.whitened.T
-
-    @cached_property
     def _primary_hat_of_basis(self) -> Tensor:
         """C U, (n, r): with it the sum over j of H_ij C_ji costs n r for each beta."""
         return self.whitened @ (self.whitened.T @ self.hat.basis)
-
-    @cached_property
-    def _denominators(self) -> Tensor:
-        """1 - q_j - C_ij^2 / (1 - q_i), (n, n): the leverage left to j once i has gone."""
-        stay = 1 - self.leverage
-        return (stay[None, :] - self._primary_hat.square() / stay[:, None]).clamp_min(1 - self._most)
 
 
 def fit_refinement(psi: Tensor, residual: Tensor, ridge: float) -> Tensor:

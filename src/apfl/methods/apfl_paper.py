@@ -14,16 +14,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from apfl.data.federation import Shard
 from apfl.machine import over_clients
-from apfl.maths.leaveout import fit_refinement
 from apfl.maths.maps import Activation
 from apfl.maths.normalise import Normalise
-from apfl.maths.ridge import one_hot, solve
+from apfl.maths.personalise import Rows, Shared, refine
+from apfl.maths.ridge import solve
 from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
 from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, stream_maps, upload_bytes
@@ -77,12 +76,12 @@ class _Fitted:
         self.maps = stream_maps(clients[0].features, self.normalise, widths, activations, seed, method.intercept)
         self.phis, summed = mapped_and_summed(clients, n_classes, self.normalise, self.maps[0])
         self.primary = solve(summed, method.gamma)
+        self.shared = Shared(self.primary, summed.class_counts)
         self.upload_bytes = upload_bytes(clients, summed)
 
     def refinement(self, shard: Shard, phi: Tensor, beta: float) -> Tensor:
-        psi = self.maps[1](self.normalise(shard.features))
-        residual = one_hot(shard.labels, self.n_classes) - phi.to(torch.float64) @ self.primary
-        return fit_refinement(psi, residual, beta)
+        rows = Rows(phi, self.maps[1](self.normalise(shard.features)), shard.labels)
+        return refine(rows, self.shared, (beta, self.method.balance, 0.0), smoothing=0.0).refinement
 
     def model(self, refinement: Tensor, balance: float) -> DualStream:
         primary_map, refinement_map = self.maps
