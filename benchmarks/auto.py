@@ -21,7 +21,8 @@ import torch
 
 from apfl.data.federation import Dataset
 from apfl.experiments.oracle import BALANCES, BETAS, GAMMAS, TAUS, on_test
-from apfl.experiments.run import Protocol, federate, keep_record, run
+from apfl.experiments.record import keep_record
+from apfl.experiments.run import Protocol, federate, run
 from apfl.methods import load_method
 
 

@@ -19,7 +19,7 @@ import settings
 import torch
 
 from apfl.data.federation import Dataset
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.experiments.run import Protocol, federate, run
 from apfl.methods import load_method
 

@@ -23,8 +23,8 @@ import settings
 import torch
 
 from apfl.data.federation import Dataset, Federation
-from apfl.experiments.metrics import Record
-from apfl.experiments.run import Protocol, federate, read_records, run
+from apfl.experiments.record import Record, read_records
+from apfl.experiments.run import Protocol, federate, run
 from apfl.experiments.tuning import HELD_OUT, ROUNDS, tune
 from apfl.methods import load_method, method_names
 from apfl.methods._training import Training

@@ -18,7 +18,7 @@ import torch
 
 from apfl.experiments.plan import read_plan
 from apfl.experiments.pool import claim
-from apfl.experiments.run import read_records
+from apfl.experiments.record import read_records
 from apfl.models.file import read
 from tests.commands import here
 

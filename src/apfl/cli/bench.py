@@ -30,10 +30,9 @@ from apfl.data.protocol import deal
 from apfl.errors import InputError
 from apfl.experiments import estimate
 from apfl.experiments.cells import Cell, cells
-from apfl.experiments.metrics import Record
 from apfl.experiments.plan import read_plan
 from apfl.experiments.pool import Event, claim, damaged, execute, inspect, jobs_for
-from apfl.experiments.run import read_records
+from apfl.experiments.record import Record, read_records
 from apfl.experiments.worker import Job, Setting
 from apfl.files import replacing
 from apfl.machine import available, n_cores

@@ -16,8 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from apfl.experiments.metrics import Record
 from apfl.experiments.pool import Event
+from apfl.experiments.record import Record
 
 __all__ = ["Board", "Counter", "duration", "ended", "err", "line", "out", "spinner"]
 

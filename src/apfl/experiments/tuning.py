@@ -21,8 +21,8 @@ import torch
 from apfl.data.federation import Method, Model, Round, Shard
 from apfl.data.partition import split
 from apfl.errors import InputError
+from apfl.experiments.checkpoint import Unfinished
 from apfl.experiments.metrics import client_accuracies
-from apfl.experiments.unfinished import Unfinished
 from apfl.files import replacing
 from apfl.methods._grid import alike
 from apfl.methods._training import Training, stacked_rounds

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.report.sheet import Column, Row
 
 __all__ = ["SOURCE", "published"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apfl.errors import InputError, unknown
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.report.compare import Difference, Pairs, holm, paired_difference
 from apfl.report.published import published
 from apfl.report.sheet import Column, Row, Sheet

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from apfl.errors import InputError
-from apfl.experiments.metrics import Record
-from apfl.experiments.run import Protocol, read_records
+from apfl.experiments.record import Record, read_records
+from apfl.experiments.run import Protocol
 from apfl.methods import load_method, method_names
 
 __all__ = ["Column", "Row", "Sheet", "gather", "read"]

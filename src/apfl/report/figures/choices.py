@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from apfl.errors import InputError
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.report.figures.style import BLUE, INK, LINES, MARKERS, ORANGE, Look, logarithmic
 from apfl.report.published import published
 from apfl.report.sheet import Column, Row, Sheet

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.report.figures import choices, curves, people
 from apfl.report.figures.draw import all_gains, panel
 from apfl.report.figures.style import Look, themed

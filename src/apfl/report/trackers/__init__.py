@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from apfl.errors import unknown
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 
 __all__ = ["TRACKERS", "Run", "send"]
 
