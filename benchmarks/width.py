@@ -16,8 +16,8 @@ import torch
 
 from apfl.data import load_dataset
 from apfl.errors import InputError
-from apfl.experiments.metrics import Record
-from apfl.experiments.run import Protocol, federate, keep_record, read_records
+from apfl.experiments.record import Record, keep_record, read_records
+from apfl.experiments.run import Protocol, federate
 from apfl.experiments.run import run as run_method
 from apfl.methods import load_method
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from apfl.data.federation import Dataset, Federation, Shard
     from apfl.errors import InputError
     from apfl.estimator import APFLClassifier
-    from apfl.experiments.metrics import Record, client_accuracies, metrics
+    from apfl.experiments.metrics import client_accuracies, metrics
+    from apfl.experiments.record import Record
     from apfl.maths.leaveout import fit_refinement
     from apfl.maths.maps import FeatureMap, random_map
     from apfl.maths.ridge import Statistics, solve, statistics
@@ -31,7 +32,8 @@ HOMES = {
     "data.federation": "Dataset Federation Shard",
     "errors": "InputError",
     "estimator": "APFLClassifier",
-    "experiments.metrics": "Record client_accuracies metrics",
+    "experiments.metrics": "client_accuracies metrics",
+    "experiments.record": "Record",
     "maths.leaveout": "fit_refinement",
     "maths.maps": "FeatureMap random_map",
     "maths.ridge": "Statistics solve statistics",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import torch
 
 from apfl.experiments.plan import read_plan
 from apfl.experiments.pool import claim
-from apfl.experiments.run import read_records
+from apfl.experiments.record import read_records
 from apfl.models.file import read
 from tests.commands import here
 
@@ -353,6 +354,14 @@ def test_a_part_of_the_seeds_is_a_part_of_the_plan(plan, undisturbed, tmp_path, 
     capsys.readouterr()
     assert here("bench", plan, "--out", out, "--dry-run") == 0
     assert "to do: 7 cells, " in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_is_known(plan, tmp_path, capsys):
+    """Cells, grids, processes and memory; no time, which would be a guess."""
+    assert here("bench", plan, "--out", tmp_path / "out", "--jobs", "2", "--dry-run") == 0
+    last = capsys.readouterr().err.splitlines()[-1]
+    known = r"to do: 8 cells and 1 grid to tune, 2 at a time with 1 thread and up to \d+\.\d MB each"
+    assert re.fullmatch(known, last)
 
 
 @pytest.mark.gpu

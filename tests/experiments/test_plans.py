@@ -10,7 +10,7 @@ import pytest
 from apfl.cli.features import load_data
 from apfl.experiments.cells import cells
 from apfl.experiments.plan import read_plan
-from apfl.experiments.run import read_records
+from apfl.experiments.record import read_records
 from apfl.experiments.tuning import own_axes
 from apfl.methods import load_method
 from tests.commands import here

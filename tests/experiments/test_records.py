@@ -10,7 +10,8 @@ import pytest
 from apfl.cli import main
 from apfl.data import load_dataset
 from apfl.errors import InputError
-from apfl.experiments.run import Protocol, federate, keep_record, read_records, run
+from apfl.experiments.record import keep_record, read_records
+from apfl.experiments.run import Protocol, federate, run
 from apfl.methods import load_method
 
 

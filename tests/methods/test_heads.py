@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from apfl.data.federation import Dataset, Shard
 from apfl.errors import InputError
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.experiments.run import Protocol, federate, run
 from apfl.methods import _stack, load_method
 from apfl.methods._training import stacked_rounds

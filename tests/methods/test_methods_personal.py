@@ -18,7 +18,8 @@ from apfl.cli import main
 from apfl.data import load_dataset
 from apfl.data.federation import Shard
 from apfl.experiments.metrics import client_accuracies
-from apfl.experiments.run import Protocol, federate, read_records
+from apfl.experiments.record import read_records
+from apfl.experiments.run import Protocol, federate
 from apfl.experiments.tuning import grid, hold_out, trained, tune, tune_once
 from apfl.methods import load_method, method_class, method_names
 from apfl.methods._stack import Stack

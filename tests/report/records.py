@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 
 CHOSEN = {
     "d_primary": 8, "gamma": 1.0, "beta": 10.0, "balance": 0.5, "tau": 0.0, "left_out_accuracy": 0.9,

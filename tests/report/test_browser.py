@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from apfl.data.federation import Dataset
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.experiments.run import Protocol, federate, run
 from apfl.methods import load_method
 from apfl.report.page import page

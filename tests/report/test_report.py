@@ -17,7 +17,7 @@ from scipy.stats import ttest_1samp
 
 from apfl.cli import main
 from apfl.errors import InputError
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.methods import load_method
 from apfl.report.compare import Difference, Pairs, holm, paired_difference
 from apfl.report.figures import FIGURES

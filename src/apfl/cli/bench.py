@@ -24,17 +24,16 @@ from apfl.cli.features import (
     load_data,
 )
 from apfl.cli.options import MinimumOption, device_of, names_of, seeds_of
-from apfl.cli.progress import Board, duration, err, out
+from apfl.cli.progress import Board, err, out
 from apfl.data.federation import Dataset
 from apfl.data.protocol import deal
 from apfl.data.registry import is_path
 from apfl.errors import InputError
 from apfl.experiments import estimate
 from apfl.experiments.cells import Cell, cells
-from apfl.experiments.metrics import Record
 from apfl.experiments.plan import read_plan
 from apfl.experiments.pool import Event, claim, damaged, execute, inspect, jobs_for
-from apfl.experiments.run import read_records
+from apfl.experiments.record import Record, read_records
 from apfl.experiments.worker import Job, Setting
 from apfl.files import replacing
 from apfl.machine import available, n_cores
@@ -169,21 +168,18 @@ def _fitting(todo: Sequence[Cell], dataset: Dataset, threads: int, device: str) 
 def _show(
     title: str, keyed: Mapping[str, Cell], left: Sequence[Job], dataset: Dataset, n_workers: int, threads: int
 ) -> None:
-    """How much there is to do, and a guess of what it takes."""
+    """How much there is to do, how many at a time, and the memory of each."""
     done = len(keyed) - sum(not job.tuning for job in left)
     tunings = sum(job.tuning for job in left)
     before = f", {done} done before" if done else ""
     err.print(f"{title}: {_count(len(keyed), 'cell')} on {dataset.name}{before}", soft_wrap=True)
     if not left:
         return
-    speed = estimate.rate(threads)
-    guess = sum((estimate.tuning_seconds if job.tuning else estimate.seconds)(job.cell, dataset, speed) for job in left)
     memory = human_bytes(estimate.peak_bytes([job.cell for job in left], dataset))
     err.print(
         f"to do: {_count(len(left) - tunings, 'cell')}"
         + (f" and {_count(tunings, 'grid')} to tune" if tunings else "")
-        + f", {n_workers} at a time with {threads} thread{'s' * (threads > 1)} and up to {memory} each; "
-        f"on a CPU at a guess {duration(guess / n_workers)}",
+        + f", {n_workers} at a time with {threads} thread{'s' * (threads > 1)} and up to {memory} each",
         soft_wrap=True,
     )  # fmt: skip
 

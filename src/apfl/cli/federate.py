@@ -28,7 +28,7 @@ from apfl.errors import InputError
 from apfl.federate import Coordinator, Terms
 from apfl.federate.status import status_of
 from apfl.files import replacing
-from apfl.report.federation import status_view
+from apfl.report.terminal import status_view
 
 __all__ = ["app"]
 

@@ -16,24 +16,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from apfl.experiments.metrics import Record
 from apfl.experiments.pool import Event
+from apfl.experiments.record import Record
 
-__all__ = ["Board", "Counter", "duration", "ended", "err", "line", "out", "spinner"]
+__all__ = ["Board", "Counter", "ended", "err", "line", "out", "spinner"]
 
 # Titles, names and paths are the user's own: "[red]" or ":smile:" in them is what they are called.
 out, err = Console(markup=False, emoji=False), Console(stderr=True, markup=False, emoji=False)
-
-
-def duration(seconds: float) -> str:
-    """A rough time in words.
-
-    >>> duration(40), duration(400), duration(40_000)
-    ('1 minute', '7 minutes', '11 hours')
-    """
-    minutes = max(1, round(seconds / 60))
-    n, unit = (minutes, "minute") if minutes < 120 else (round(minutes / 60), "hour")
-    return f"{n} {unit}{'s' * (n > 1)}"
 
 
 def spinner() -> Progress:

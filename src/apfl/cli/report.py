@@ -12,7 +12,7 @@ from rich.progress import Progress
 from apfl.cli.options import names_of
 from apfl.cli.progress import err, out
 from apfl.errors import InputError, unknown
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.files import replacing
 from apfl.report.figures import FIGURES
 from apfl.report.formats import FORMATS, terminal

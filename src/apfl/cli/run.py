@@ -39,8 +39,8 @@ from apfl.cli.options import (
 from apfl.cli.progress import ended, err, line, out, spinner
 from apfl.data.federation import Dataset, Federation
 from apfl.errors import InputError
-from apfl.experiments.metrics import Record
-from apfl.experiments.run import Protocol, federate, keep_record, read_records, save_models
+from apfl.experiments.record import Record, keep_record, read_records
+from apfl.experiments.run import Protocol, federate, save_models
 from apfl.experiments.run import run as run_method
 from apfl.experiments.tuning import tune_once
 from apfl.files import replacing

@@ -15,7 +15,7 @@ from apfl.cli.progress import err, out
 from apfl.errors import InputError, optional
 from apfl.federate import Site, Terms
 from apfl.federate.status import status_of
-from apfl.report.federation import status_view
+from apfl.report.terminal import status_view
 
 __all__ = [
     "JsonOption",

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
@@ -20,6 +20,8 @@ from apfl.methods import METHODS, Method, load_method, method_class
 from apfl.methods._training import Training
 
 __all__ = ["Cell", "cells"]
+
+Axes = Mapping[str, Sequence[Any]]  # the values to try, by setting
 
 
 @dataclass(frozen=True)
@@ -64,19 +66,19 @@ class Cell:
 def cells(plan: Plan) -> list[Cell]:
     """Every cell of the plan, each once: federation by federation, seed by seed, method by method."""
     variants = [
-        (name, *variant)
+        variant._replace(name=name)
         for name, given in METHODS.by_name(plan.methods).items()
         for table in tables_of(plan.methods[given])
         for variant in _variants(given, table, plan)
     ]
+    seeds = dict.fromkeys(seed for variant in variants for seed in variant.seeds)
+    protocols = [protocol for table in tables_of(plan.protocol) for protocol in _protocols(table)]
     found: dict[str, Cell] = {}
-    for protocol in [each for table in tables_of(plan.protocol) for each in _protocols(table)]:
-        for seed in dict.fromkeys(seed for *_, seeds, _, _ in variants for seed in seeds):
-            for name, method, tune, seeds, tuning_seed, oracle in variants:
-                if seed in seeds:
-                    _check_late(name, method, protocol)
-                    cell = Cell(name, method, protocol, seed, plan.threads, tune, tuning_seed, oracle)
-                    found.setdefault(cell.key(None, ""), cell)
+    for protocol, seed, variant in product(protocols, seeds, variants):
+        if seed in variant.seeds:
+            _check_late(variant.name, variant.method, protocol)
+            cell = variant.cell(protocol, seed, plan.threads)
+            found.setdefault(cell.key(None, ""), cell)
     return list(found.values())
 
 
@@ -85,34 +87,56 @@ def _check_late(name: str, method: Method, protocol: Protocol) -> None:
         raise InputError(f"method {name} has no model for clients unseen in training; leave it out of this plan")
 
 
-def _variants(
-    name: str, table: Mapping[str, Any], plan: Plan
-) -> Iterator[tuple[Method, Mapping[str, Sequence[Any]] | None, list[int], int, bool]]:
-    """Every combination of a table's settings: the method, its axes, its seeds, that of its tuning, oracle or not."""
-    settings = dict(table)
-    cls = method_class(name)
-    options = validated(
-        _MethodOptions, {key: settings.pop(key) for key in _MethodOptions.model_fields if key in settings}, name
-    )
-    known = [field.name for field in fields(cls)]
-    for key in settings:
-        if key not in known:
-            raise unknown(f"setting of {name}", key, [*known, *_MethodOptions.model_fields])
+class _Variant(NamedTuple):
+    """One combination of a method's settings, as the plan has it."""
+
+    name: str
+    method: Method
+    axes: Axes | None  # what is tuned
+    seeds: Sequence[int]
+    tuning_seed: int
+    oracle: bool = False
+
+    def cell(self, protocol: Protocol, seed: int, threads: int) -> Cell:
+        return Cell(self.name, self.method, protocol, seed, threads, self.axes, self.tuning_seed, self.oracle)
+
+
+def _variants(name: str, table: Mapping[str, Any], plan: Plan) -> Iterator[_Variant]:
+    """Every combination of a table's settings; where it is asked for, each also as an oracle."""
+    options, settings = _options_and_settings(name, table)
+    seeds = options.seeds or plan.seeds
+    tuning_seed = seeds[0] if options.tuning_seed is None else options.tuning_seed
     for combination in _combinations(settings, f"methods.{name}"):
         method = load_method(name, **combination)
-        axes: Mapping[str, Sequence[Any]] | None = options.tune if isinstance(options.tune, dict) else None
-        if options.tune is True:  # what the plan says of the normalisation stands
-            own = own_axes(method)
-            axes = {key: own[key] for key in own if key != "normalise" or key not in settings}
+        axes = _axes(method, settings, options.tune)
         _check_axes(name, method, axes, settings, options.tune)
         method, axes = _shortened(method, axes, plan.rounds)
-        seeds = options.seeds or plan.seeds
-        tuning_seed = seeds[0] if options.tuning_seed is None else options.tuning_seed
-        yield method, axes, seeds, tuning_seed, False
+        variant = _Variant(name, method, axes, seeds, tuning_seed)
+        yield variant
         if options.oracle:
             if name != "apfl" or axes:
                 raise InputError(f"oracle is for apfl alone, and not together with tune; leave it out of {name}")
-            yield method, None, seeds, tuning_seed, True
+            yield variant._replace(axes=None, oracle=True)
+
+
+def _options_and_settings(name: str, table: Mapping[str, Any]) -> tuple[_MethodOptions, dict[str, Any]]:
+    """What a table says of how to run the method, and the method's own settings; another key is refused."""
+    how = {key: value for key, value in table.items() if key in _MethodOptions.model_fields}
+    settings = {key: value for key, value in table.items() if key not in how}
+    known = [field.name for field in fields(method_class(name))]
+    options = validated(_MethodOptions, how, name)
+    for key in settings:
+        if key not in known:
+            raise unknown(f"setting of {name}", key, [*known, *_MethodOptions.model_fields])
+    return options, settings
+
+
+def _axes(method: Method, settings: Mapping[str, Any], tune: bool | Axes) -> Axes | None:
+    """The grid that is given, or the method's own; what the plan says of the normalisation stands."""
+    if isinstance(tune, bool):
+        own = own_axes(method) if tune else None
+        return own and {key: own[key] for key in own if key != "normalise" or key not in settings}
+    return tune
 
 
 def _shortened(

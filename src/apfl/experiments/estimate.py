@@ -1,48 +1,18 @@
-"""What a cell takes, before it is run: a guess of its time within a factor of about three, and its memory."""
+"""The memory that cells take, before they are run: it decides how many are run at a time."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-
-import torch
 
 from apfl.data.federation import Dataset
 from apfl.experiments.cells import Cell
-from apfl.experiments.tuning import ROUNDS, grid
+from apfl.experiments.tuning import grid
 from apfl.machine import needed
 from apfl.methods._training import Training
 
-__all__ = ["peak_bytes", "rate", "seconds"]
+__all__ = ["peak_bytes"]
 
 INTERPRETER = 500_000_000  # bytes of Python with torch
-EFFICIENCY = 0.4  # of the speed of one large product
-
-
-def rate(threads: int) -> float:
-    """Multiply-adds in a second of one large float32 product, measured now."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        a = torch.ones(1024, 1024)
-        a @ a
-        start = time.perf_counter()
-        for _ in range(5):
-            a @ a
-        return 5 * 1024**3 / (time.perf_counter() - start)
-    finally:
-        torch.set_num_threads(before)
-
-
-def seconds(cell: Cell, dataset: Dataset, speed: float) -> float:
-    """Training and measuring, at ``speed`` multiply-adds a second; the tuning of a cell that is tuned not included."""
-    return _products(cell, dataset) / (EFFICIENCY * speed)
-
-
-def tuning_seconds(cell: Cell, dataset: Dataset, speed: float) -> float:
-    """What choosing the settings takes, once for all seeds."""
-    points = len(grid(cell.method, cell.tune))
-    return points * seconds(cell, dataset, speed) * min(1.0, ROUNDS / cell.method.n_rounds)
 
 
 def peak_bytes(cells: Sequence[Cell], dataset: Dataset) -> int:
@@ -58,20 +28,3 @@ def _method_bytes(cell: Cell, dataset: Dataset) -> int:
         heads = (cell.protocol.n_clients or 100) * n_features * len(dataset.class_names) * 4
         return 4 * n_rows * n_features + 4 * heads * len(grid(cell.method, cell.tune) if cell.tune else [0])
     return needed(max(cell.method.widths(n_rows, n_features)), n_rows, workers=1)
-
-
-def _products(cell: Cell, dataset: Dataset) -> float:
-    """Multiply-adds."""
-    (n_rows, n_features), n_classes = dataset.features.shape, len(dataset.class_names)
-    if isinstance(cell.method, Training):
-        passes = cell.method.epochs * cell.method.n_rounds * cell.method.participation
-        passes += cell.method.finetune_epochs
-        return (
-            2 * n_rows * n_features * n_classes * (passes + cell.method.n_rounds / 3)
-        )  # forwards, backwards, measured
-    primary, refinement = cell.method.widths(n_rows, n_features)
-    each = n_rows / (cell.protocol.n_clients or 10)
-    maps = n_rows * n_features * (primary + refinement)
-    sums = 0.75 * n_rows * primary**2 + primary**3 / 3  # of the training rows, and the solution
-    own = n_rows * min(each, refinement) * max(each, refinement)
-    return maps + (sums + own if not cell.method.chooses else sums + primary**3 + 3 * own)

@@ -1,4 +1,4 @@
-"""How good the clients' models are, and the record of a run.
+"""How good the clients' models are.
 
 A metric's name carries its weighting. The paper's is ``accuracy_client_mean``: the unweighted mean over clients of the
 accuracy of each client's final model on its own test rows. All are fractions. A client without test rows has no
@@ -7,16 +7,13 @@ accuracy; it is left out and counted in ``n_clients_without_test``. A test row w
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from apfl.data.federation import Shard
@@ -25,7 +22,7 @@ from apfl.models.dual_stream import DualStream
 from apfl.models.file import Model
 from apfl.models.undecided import undecided
 
-__all__ = ["Record", "class_counts", "client_accuracies", "metrics", "primary_accuracies"]
+__all__ = ["class_counts", "client_accuracies", "metrics", "primary_accuracies"]
 
 
 def client_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[float | None]:
@@ -117,69 +114,3 @@ def _auroc(scores: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> float 
     ranks = rankdata(scores[:, defined], axis=0) * (labels[:, None] == defined)
     above = ranks.sum(0) - positives * (positives + 1) / 2
     return float((above / (positives * (len(labels) - positives))).mean())
-
-
-@dataclass(frozen=True)
-class Record:
-    """One method on one federation with one seed: enough to read the result and to run it again."""
-
-    method: str
-    seed: int
-    data: str
-    data_sha256: str | None
-    partition: str
-    n_clients: int
-    alpha: float | None
-    settings: Mapping[str, Any]  # every setting of the method, defaults included
-    protocol: Mapping[str, Any]  # how rows were dealt out and split
-    accuracy_client_mean: float
-    accuracy_client_std: float  # over clients
-    accuracy_sample_mean: float
-    accuracy_worst_decile: float
-    balanced_accuracy_client_mean: float
-    auroc_client_mean: float | None
-    recall_per_class: Sequence[float | None]
-    client_accuracies: Sequence[float | None]
-    n_clients_without_test: int
-    client_names: Sequence[str]
-    n_train: Sequence[int]  # rows of each client
-    n_test: Sequence[int]
-    rounds: int  # server -> client -> server exchanges
-    bytes_up: int  # over all clients
-    bytes_down: int
-    seconds: float  # training alone, from features in memory to models in memory
-    device: str
-    versions: Mapping[str, str | None]
-    class_names: Sequence[str] = ()
-    class_counts: Sequence[Sequence[int]] = ()  # training rows of the measured clients, (clients, classes)
-    primary_accuracies: Sequence[float | None] = ()  # of the shared stream alone, where a model has another one too
-    chosen: Mapping[str, Any] = field(default_factory=dict)
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
-    curve: Sequence[Sequence[float]] = ()  # after each round: seconds, bytes both ways, accuracy_client_mean
-    threads: int | None = None  # of torch and BLAS; another number may round differently
-    source: Mapping[str, Any] = field(default_factory=dict)  # what --data and its options were
-    tuning: Mapping[str, Any] = field(default_factory=dict)  # how the settings were chosen, where they were: the grid
-    first_client_scores: float | None = None  # with reshuffle: the norm of its scores, the same while its model is
-
-    def to_json(self) -> str:
-        """One line of ``records.jsonl``."""
-        return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
-
-    @staticmethod
-    def from_json(line: str) -> Record:
-        """The record of one line."""
-        try:
-            return _typed().validate_python(asdict(Record(**json.loads(line))))
-        except (ValueError, TypeError) as error:  # ValueError: JSON's and pydantic's
-            raise InputError(f"not a record: {error}") from error
-
-    @property
-    def run(self) -> tuple[Any, ...]:
-        """What was run, without what came out: equal for two records of the same cell."""
-        setting = (self.data, self.data_sha256, self.partition, self.n_clients, self.alpha)
-        return (*setting, json.dumps([self.settings, self.protocol], sort_keys=True), self.method, self.seed)
-
-
-@cache
-def _typed() -> TypeAdapter[Record]:
-    return TypeAdapter(Record)

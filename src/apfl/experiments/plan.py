@@ -86,12 +86,7 @@ def read_plan(
     ``source`` replaces all that the plan says about its data, ``protocol`` replaces keys of every ``[protocol]`` table,
     ``only`` names the methods to keep; a path ``./mine.py:Mine`` adds that method.
     """
-    try:
-        given = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"cannot read the plan {path}: {error.strerror}; see experiments/ for some") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from error
+    given = _toml(path)
     if source is not None:
         _tell_dropped(given, overrides)
         given = {key: value for key, value in given.items() if key not in SOURCE} | dict(source)
@@ -108,6 +103,15 @@ def read_plan(
         name: _for_seeds(tables, first_seed) for name, tables in plan.methods.items() if only is None or name in only
     }
     return plan.model_copy(update={"methods": kept, "protocol": _dealt(plan.protocol, protocol or {})})
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"cannot read the plan {path}: {error.strerror}; see experiments/ for some") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
 
 
 def _tell_dropped(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:

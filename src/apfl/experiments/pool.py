@@ -137,10 +137,7 @@ def execute(jobs: Sequence[Job], setting: Setting, n_workers: int) -> Iterator[E
             for untuned in [job for job in waiting if job.needs in lost]:
                 waiting.remove(untuned)
                 yield Event("failed", untuned, f"its settings could not be tuned: see {untuned.needs}.txt")
-            open_tunings = {job.key for job in waiting if job.tuning} | {job.key for job in team.busy if job.tuning}
-            for job in [job for job in waiting if job.needs not in open_tunings]:
-                if not team.idle:
-                    break
+            for job in _ready(waiting, team)[: team.n_idle]:
                 waiting.remove(job)
                 team.give(job)
                 yield Event("begun", job)
@@ -150,6 +147,12 @@ def execute(jobs: Sequence[Job], setting: Setting, n_workers: int) -> Iterator[E
                 yield event
     finally:
         team.stop()
+
+
+def _ready(waiting: Sequence[Job], team: _Team) -> list[Job]:
+    """The jobs whose settings are tuned, or need not be."""
+    in_tuning = {job.key for job in [*waiting, *team.busy] if job.tuning}
+    return [job for job in waiting if job.needs not in in_tuning]
 
 
 class _Team:
@@ -166,8 +169,8 @@ class _Team:
         return [job for _, job in self.members.values() if job is not None]
 
     @property
-    def idle(self) -> bool:
-        return any(job is None for _, job in self.members.values())
+    def n_idle(self) -> int:
+        return sum(job is None for _, job in self.members.values())
 
     def give(self, job: Job) -> None:
         connection = next(each for each, (_, own) in self.members.items() if own is None)

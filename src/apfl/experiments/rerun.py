@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 from apfl.data.federation import Dataset
 from apfl.data.protocol import Protocol, federate
 from apfl.errors import InputError
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.experiments.run import run
 from apfl.methods import load_method
 

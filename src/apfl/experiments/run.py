@@ -1,4 +1,4 @@
-"""From a dataset to records: deal the rows out, run a method, measure it, write it down."""
+"""From a dataset to records: deal the rows out, run a method, measure it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from apfl.data.partition import PARTITIONS, options_of
 from apfl.data.protocol import Protocol, apart, federate
 from apfl.errors import InputError
 from apfl.experiments.checkpoint import Checkpoint, load, save
-from apfl.experiments.metrics import Record, class_counts, client_accuracies, metrics, primary_accuracies
-from apfl.files import replacing
+from apfl.experiments.metrics import class_counts, client_accuracies, metrics, primary_accuracies
+from apfl.experiments.record import Record
 from apfl.methods import Method, Round
 from apfl.models.file import Model, write
 
-__all__ = ["Protocol", "federate", "keep_record", "read_records", "run", "save_models", "versions"]
+__all__ = ["Protocol", "federate", "run", "save_models", "versions"]
 
 
 def run(
@@ -179,36 +179,6 @@ def save_models(models: Sequence[Model], folder: Path, class_names: Iterable[str
     finally:
         shutil.rmtree(making, ignore_errors=True)
         shutil.rmtree(former, ignore_errors=True)
-
-
-def read_records(path: Path) -> list[Record]:
-    """The records of a ``.jsonl``, of one ``.json``, or of a folder, in order; none if there is no such file.
-
-    A folder is searched, with those in it, for ``records.jsonl`` (`apfl run`) and ``cells/*.json`` (`apfl bench`);
-    it may be such a ``cells`` itself.
-    """
-    if path.is_dir():
-        files = {*path.rglob("records.jsonl"), *path.rglob("cells/*.json")}
-        files |= set(path.glob("*.json")) if path.resolve().name == "cells" else set()
-        return [record for file in sorted(files) for record in read_records(file)]
-    try:
-        if not path.exists():
-            return []
-        if path.suffix == ".json":
-            return [Record.from_json(path.read_text())]
-        return [Record.from_json(line) for line in path.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError, InputError) as error:
-        raise InputError(
-            f"{path} cannot be read as records ({error}); give what apfl wrote. "
-            "A cell that was cut short is run again by the `apfl bench` that wrote it"
-        ) from error
-
-
-def keep_record(record: Record, path: Path) -> None:
-    """Add a record to the file; one of the same run takes the place of the earlier. The file is never half-written."""
-    kept = [other for other in read_records(path) if other.run != record.run]
-    with replacing(path) as temporary:
-        temporary.write_text("".join(f"{each.to_json()}\n" for each in [*kept, record]))
 
 
 def versions() -> dict[str, str | None]:

@@ -21,8 +21,8 @@ import torch
 from apfl.data.federation import Shard
 from apfl.data.partition import split
 from apfl.errors import InputError
+from apfl.experiments.checkpoint import Unfinished
 from apfl.experiments.metrics import client_accuracies
-from apfl.experiments.unfinished import Unfinished
 from apfl.files import replacing
 from apfl.methods import Method, Round
 from apfl.methods._grid import alike
@@ -121,26 +121,39 @@ def tune_once(
     """
     axes = own_axes(method) if axes is None else axes
     what = json.loads(json.dumps([name, asdict(method), seed, run, axes]))
-    lines = path.read_text().splitlines() if path.exists() else []
-    for line in lines:
-        try:
-            known = json.loads(line)
-            same, chosen_before, results = known["run"] == what, known["chosen"], known["results"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{path} cannot be read as results of tuning ({error!r}); remove it to tune again"
-            ) from error
-        if same:
-            return Tuned(replace(method, **chosen_before), results)
+    if known := _known(path, what):
+        return Tuned(replace(method, **known[0]), known[1])
     unfinished = Unfinished(checkpoint, what, checkpoint_seconds)
     tuned = tune(method, clients, n_classes, seed, axes, on_round, unfinished)
     chosen = {key: getattr(tuned.method, key) for key in axes}
     if chosen:
-        found = {"method": name, "chosen": chosen, "results": tuned.results, "run": what}
-        with replacing(path) as temporary:
-            temporary.write_text("".join(f"{line}\n" for line in [*lines, json.dumps(found)]))
+        _keep(path, {"method": name, "chosen": chosen, "results": tuned.results, "run": what})
     unfinished.over()
     return tuned
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _known(path: Path, what: Any) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """The chosen settings and the results of this tuning, if the file has them."""
+    for line in _lines(path):
+        try:
+            known = json.loads(line)
+            run, chosen, results = known["run"], known["chosen"], known["results"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path} cannot be read as results of tuning ({error!r}); remove it to tune again"
+            ) from error
+        if run == what:
+            return chosen, results
+    return None
+
+
+def _keep(path: Path, result: Mapping[str, Any]) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text("".join(f"{line}\n" for line in [*_lines(path), json.dumps(result)]))
 
 
 def trained(
@@ -158,19 +171,32 @@ def trained(
     """
     tell, kept = on_round or (lambda share: None), unfinished or Unfinished()
     if isinstance(candidates[0], Training):
-        short = [replace(each, n_rounds=min(each.n_rounds, ROUNDS)) for each in candidates]
-        groups = alike(short, without=short[0].stacked)
-        for n, places in enumerate(groups):
-            if not all(place in kept.judged for place in places):
-                points = [short[place] for place in places]
-                last: list[Round] = []  # and none before it: each has the models of every point
-                for last in stacked_rounds(points, clients, n_classes, seed, kept.state_of(places)):
-                    state = last[0].state or {}
-                    kept.reached(places, state)
-                    tell((n + int(state["progress"][0]) / points[0].n_rounds) / len(groups))
-                yield from zip(places, (each.models for each in last), strict=True)
+        yield from _side_by_side(candidates, clients, n_classes, seed, tell, kept)
     elif left := [place for place in range(len(candidates)) if place not in kept.judged]:
         points, before = [candidates[place] for place in left], len(candidates) - len(left)
         for n, (place, final) in enumerate(points[0].together(points, clients, n_classes, seed), before + 1):
             tell(n / len(candidates))
             yield left[place], final.models
+
+
+def _side_by_side(
+    candidates: Sequence[Any],
+    clients: Sequence[Shard],
+    n_classes: int,
+    seed: int,
+    tell: Callable[[float], None],
+    kept: Unfinished,
+) -> Iterator[tuple[int, Sequence[Model]]]:
+    """`trained` of gradient methods: one stack for all candidates that agree in what a stack has in common."""
+    short = [replace(each, n_rounds=min(each.n_rounds, ROUNDS)) for each in candidates]
+    groups = alike(short, without=short[0].stacked)
+    for n, places in enumerate(groups):
+        if all(place in kept.judged for place in places):
+            continue
+        points = [short[place] for place in places]
+        last: list[Round] = []  # and none before it: each has the models of every point
+        for last in stacked_rounds(points, clients, n_classes, seed, kept.state_of(places)):
+            state = last[0].state or {}
+            kept.reached(places, state)
+            tell((n + int(state["progress"][0]) / points[0].n_rounds) / len(groups))
+        yield from zip(places, (each.models for each in last), strict=True)

@@ -21,8 +21,8 @@ from apfl.data.federation import Dataset, Federation
 from apfl.data.protocol import apart, federate
 from apfl.errors import InputError
 from apfl.experiments.cells import Cell
-from apfl.experiments.metrics import Record
 from apfl.experiments.oracle import best_on_test
+from apfl.experiments.record import Record
 from apfl.experiments.run import run
 from apfl.experiments.tuning import HELD_OUT, ROUNDS, Tuned, tune_once
 from apfl.files import replacing

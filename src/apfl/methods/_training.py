@@ -82,20 +82,11 @@ def stacked_rounds(
 ) -> Iterator[list[Round]]:
     """The rounds of several grid points of one method, trained side by side."""
     method, stack = points[0], Stack(points, clients, n_classes, seed)
-    with _enough_threads(stack):
-        t, state = (0, method.start(stack)) if resume is None else _unpack(resume, stack)
-    again = resume is not None
-    while again or t < method.n_rounds:
+    for t, state in _states(method, stack, resume):
         with _enough_threads(stack):
-            if not again:
-                state = method.advance(stack, state, t)
-                t += 1
             heads = method.heads(stack, state, t)
-        again = False
-        for name, p in heads.items():
-            if not bool(torch.isfinite(p.sum())) and name != "bias" and len(points) == 1:
-                scale = ", or normalise='row'" if method.normalise == "none" else ""
-                raise InputError(f"training diverged in round {t} (lr {method.lr:g}): use a smaller lr{scale}")
+        if len(points) == 1:  # of a grid, the points that diverge lose
+            _refuse_divergence(method, heads, t)
         packed = _pack(state, stack, t)
         yield [
             Round(
@@ -108,6 +99,26 @@ def stacked_rounds(
             )
             for point in range(len(points))
         ]
+
+
+def _states(method: Training, stack: Stack, resume: Mapping[str, Tensor] | None) -> Iterator[tuple[int, State]]:
+    """The number of rounds and the state after each; first the one to resume from, if there is one."""
+    with _enough_threads(stack):
+        t, state = (0, method.start(stack)) if resume is None else _unpack(resume, stack)
+    if resume is not None:
+        yield t, state
+    while t < method.n_rounds:
+        with _enough_threads(stack):
+            state = method.advance(stack, state, t)
+        t += 1
+        yield t, state
+
+
+def _refuse_divergence(method: Training, heads: Mapping[str, Tensor], t: int) -> None:
+    for name, p in heads.items():
+        if name != "bias" and not bool(torch.isfinite(p.sum())):
+            scale = ", or normalise='row'" if method.normalise == "none" else ""
+            raise InputError(f"training diverged in round {t} (lr {method.lr:g}): use a smaller lr{scale}")
 
 
 def _admission(method: Training, stack: Stack, state: State, t: int) -> Callable[[Sequence[Shard]], list[LinearHead]]:

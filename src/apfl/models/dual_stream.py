@@ -9,7 +9,6 @@ on the client's own rows, and never leaves it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +41,6 @@ class DualStream:
     prior: Tensor | None = None  # (c,), added to the scores: tau * log(p_k / p)
 
     kind = "dual-stream"
-    shared = ("primary",)  # what the clients of one federation have in common
 
     def scores(self, features: Tensor) -> Tensor:
         """Phi G + balance * Psi P_k, plus the local prior where there is one, (n, c), float64."""
@@ -82,10 +80,7 @@ class DualStream:
     @classmethod
     def from_container(cls, container: Container) -> DualStream:
         """The model back from data; its random maps are drawn again and checked by fingerprint."""
-        if container.kind != cls.kind:
-            raise InputError(f"a model of kind '{container.kind}' given where '{cls.kind}' is needed")
-        tensors, settings = container.tensors, container.settings
-        try:
+        with container.opened(cls.kind) as (tensors, settings):
             refinement_map = settings.get("refinement_map")
             model = cls(
                 primary_map=FeatureMap.from_spec(settings["primary_map"]),
@@ -98,8 +93,6 @@ class DualStream:
                 temperature=settings["temperature"],
                 prior=tensors.get("prior"),
             )
-        except (KeyError, TypeError) as error:
-            raise InputError(f"the model's settings are incomplete ({json.dumps(str(error))})") from error
         if model.primary.shape[0] != model.primary_map.width:
             raise InputError(
                 f"the model contradicts itself: a primary stream of {model.primary.shape[0]} rows "

@@ -5,7 +5,6 @@ scores = rep W + b        rep = the features, or max(0, Z A + a) with an adapter
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -75,10 +74,7 @@ class LinearHead:
     @classmethod
     def from_container(cls, container: Container) -> LinearHead:
         """The model back from data."""
-        if container.kind != cls.kind:
-            raise InputError(f"a model of kind '{container.kind}' given where '{cls.kind}' is needed")
-        tensors, settings = container.tensors, container.settings
-        try:
+        with container.opened(cls.kind) as (tensors, settings):
             spec = settings["feature_map"]
             return cls(
                 tensors["weight"],
@@ -91,5 +87,3 @@ class LinearHead:
                 normaliser=Normaliser(settings["normalise"], tensors.get("mean"), tensors.get("std")),
                 class_names=settings["class_names"],
             )
-        except (KeyError, TypeError) as error:
-            raise InputError(f"the model's settings are incomplete ({json.dumps(str(error))})") from error

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from apfl.report.csv_lines import as_csv
 from apfl.report.published import SOURCE
 from apfl.report.results import Cell, Results
 from apfl.report.sheet import Column, Row
@@ -226,6 +228,29 @@ TEX = {
 
 def _tex(words: str) -> str:
     return "".join(TEX.get(letter, letter) for letter in words)
+
+
+def as_csv(results: Results, digits: int = 1) -> str:
+    """One line for each method and federation, all digits."""
+    stream = io.StringIO()
+    heads = "method,settings,data,data_sha256,partition,n_clients,alpha,metric,n_seeds,seeds,mean,std,place,paper"
+    writer = csv.writer(stream, lineterminator="\n")
+    apart_heads = "difference,low,high,p,p_holm,seeds_compared,interval_speaks_of"
+    writer.writerow([*heads.split(","), *apart_heads.split(",")])
+    for row in results.rows:
+        for column in results.columns:
+            cell, apart = results.cells.get((row, column)), results.differences.get((row, column))
+            if cell is None:
+                continue
+            first = results.sheet.cells[row, column][0]
+            seeds = " ".join(map(str, cell.seeds))
+            line: list[Any] = [row.method, json.dumps(first.settings), column.data, first.data_sha256, column.partition]
+            line += [column.n_clients, column.alpha, results.metric.name, len(cell.seeds), seeds]
+            line += [cell.mean, cell.std, cell.place or None, cell.published]
+            if apart is not None:
+                line += [apart.value, apart.low, apart.high, apart.p, apart.p_holm, apart.n_seeds, apart.speaks_of]
+            writer.writerow(line + [None] * (len(heads.split(",")) + 7 - len(line)))
+    return stream.getvalue()
 
 
 FORMATS: dict[str, Callable[[Results, int], str]] = {

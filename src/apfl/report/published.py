@@ -7,9 +7,9 @@ import tomllib
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.report.sheet import Column, Row
 
 __all__ = ["SOURCE", "published"]
@@ -26,30 +26,58 @@ def _tables() -> dict[str, Any]:
 SOURCE: str = _tables()["source"]
 
 
+class _Place(NamedTuple):
+    """Which of the paper's settings a federation is."""
+
+    dataset: str
+    n_clients: int
+    alpha: int  # its place among the paper's
+
+
 def published(row: Row, column: Column, records: Sequence[Record] = ()) -> float | None:
     """The paper's accuracy as a fraction; None where there is none.
 
     A row that is one balance of several is looked up in Table 2, any other in Table 1: a method's only row, or the
     tuned one of several. ``records`` are the row's; of another width than the paper's they are not its method.
     """
+    place = _place(column)
+    if place is None or (row.method == "apfl_paper" and not _has_papers_width(records)):
+        return None
+    if not row.differs or "tuned" in row.differs:
+        percent = _table1(row.method, place)
+    elif set(row.differs) == {"balance"}:
+        percent = _table2(row.method, row.differs["balance"], place)
+    else:
+        percent = None  # some other variant than the paper's
+    return None if percent is None else float(percent) / 100
+
+
+def _place(column: Column) -> _Place | None:
     tables = _tables()
     dataset = next((name for name, spelt in NAMES.items() if re.search(spelt, column.data.lower())), None)
-    known = column.partition == "dirichlet" and column.all_measured and column.n_clients in tables["clients"]
-    if dataset is None or not known or column.alpha not in tables["alphas"]:
+    dealt_alike = column.partition == "dirichlet" and column.all_measured
+    known = column.n_clients in tables["clients"] and column.alpha in tables["alphas"]
+    if dataset is None or not dealt_alike or not known:
         return None
-    alpha = tables["alphas"].index(column.alpha)
+    return _Place(dataset, column.n_clients, tables["alphas"].index(column.alpha))
+
+
+def _has_papers_width(records: Sequence[Record]) -> bool:
     widths = {record.settings.get(name) for record in records for name in ("d_primary", "d_refinement")}
-    if row.method == "apfl_paper" and widths - {tables["width"]}:
+    return widths <= {_tables()["width"]}
+
+
+def _table1(method: str, place: _Place) -> float | None:
+    tables = _tables()
+    by_clients = tables["table1"][place.dataset].get(method)
+    return None if by_clients is None else by_clients[tables["clients"].index(place.n_clients)][place.alpha]
+
+
+def _table2(method: str, balance: Any, place: _Place) -> float | None:
+    table = _tables()["table2"]
+    if method != "apfl_paper" or place.n_clients != 50:
         return None
-    tuned = "tuned" in row.differs
-    if not tuned and set(row.differs) - {"balance"}:
-        return None  # some other variant than the paper's
-    if row.differs and not tuned:
-        balances = tables["table2"]["balances"]
-        if row.method == "apfl_paper" and column.n_clients == 50 and row.differs["balance"] == 0:
-            return float(tables["table2"]["primary"][dataset][alpha]) / 100  # the primary stream alone
-        if row.method != "apfl_paper" or column.n_clients != 50 or row.differs["balance"] not in balances:
-            return None
-        return float(tables["table2"][dataset][alpha][balances.index(row.differs["balance"])]) / 100
-    own = tables["table1"][dataset].get(row.method)
-    return None if own is None else float(own[tables["clients"].index(column.n_clients)][alpha]) / 100
+    if balance == 0:  # the primary stream alone
+        return table["primary"][place.dataset][place.alpha]  # type: ignore[no-any-return]
+    by_balance = dict(zip(table["balances"], table[place.dataset][place.alpha], strict=True))
+    return by_balance.get(balance)

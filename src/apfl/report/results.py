@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apfl.errors import InputError, unknown
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.report.compare import Difference, Pairs, holm, paired_difference
 from apfl.report.published import published
 from apfl.report.sheet import Column, Row, Sheet
@@ -125,17 +125,9 @@ def results(sheet: Sheet, metric: str = "accuracy_client_mean", against: str | N
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS)
     what = METRICS[metric]
-    cells: dict[tuple[Row, Column], Cell] = {}
-    for column in sheet.columns:
-        own = {row: _cell(records, what) for row, records in sheet.records(column).items()}
-        here = {row: cell for row, cell in own.items() if cell is not None}
-        ranked = {row: cell for row, cell in here.items() if row.competes}
-        levels = sorted({_rounded(cell.mean) for cell in ranked.values()}, reverse=what.higher_is_better)[:2]
-        for row, cell in here.items():
-            best = row in ranked and len(ranked) > 1 and _rounded(cell.mean) in levels
-            place = levels.index(_rounded(cell.mean)) + 1 if best else 0
-            paper = published(row, column, sheet.cells[row, column]) if metric == "accuracy_client_mean" else None
-            cells[row, column] = replace(cell, place=place, published=paper)
+    cells = {
+        (row, column): cell for column in sheet.columns for row, cell in _column_cells(sheet, column, what).items()
+    }
     ours, why = _ours(sheet, against)
     differences: dict[tuple[Row, Column], Difference] = {}
     if metric not in ("accuracy_client_mean", "accuracy_sample_mean"):
@@ -144,6 +136,29 @@ def results(sheet: Sheet, metric: str = "accuracy_client_mean", against: str | N
         for column in sheet.columns:
             differences |= _differences(sheet, ours, column, weighted=metric == "accuracy_sample_mean")
     return Results(sheet, what, _best_first(sheet, cells, what), cells, ours, differences, why)
+
+
+def _column_cells(sheet: Sheet, column: Column, metric: Metric) -> dict[Row, Cell]:
+    """The measured rows of one column, with their places and the paper's values."""
+    measured = {row: cell for row, records in sheet.records(column).items() if (cell := _cell(records, metric))}
+    places = _places({row: cell.mean for row, cell in measured.items() if row.competes}, metric)
+    in_paper = metric.name == "accuracy_client_mean"
+    return {
+        row: replace(
+            cell,
+            place=places.get(row, 0),
+            published=published(row, column, sheet.cells[row, column]) if in_paper else None,
+        )
+        for row, cell in measured.items()
+    }
+
+
+def _places(means: Mapping[Row, float], metric: Metric) -> dict[Row, int]:
+    """1 for the best and 2 for the second best rows, ties included; none if nobody competes with a row."""
+    levels = sorted({_rounded(mean) for mean in means.values()}, reverse=metric.higher_is_better)[:2]
+    if len(means) < 2:
+        return {}
+    return {row: levels.index(_rounded(mean)) + 1 for row, mean in means.items() if _rounded(mean) in levels}
 
 
 def _rounded(mean: float) -> float:
@@ -172,21 +187,25 @@ def _best_first(sheet: Sheet, cells: Mapping[tuple[Row, Column], Cell], metric: 
 
 
 def _ours(sheet: Sheet, against: str | None) -> tuple[Row | None, str | None]:
-    by_label = {row.label: row for row in sheet.rows}
+    """The row that the others are compared with, or why there is none: by label, then by method."""
     wanted = against or OURS
-    if wanted in by_label:
-        return by_label[wanted], None
-    own = next((row for row in sheet.rows if row.method == wanted and row.defaults), None)
-    if own is not None:
-        return own, None
-    several = [row.label for row in sheet.rows if row.method == wanted]
-    if several and against is None:
-        return None, f"no differences: {wanted} is here with several settings; name one with --against '{several[0]}'"
-    if several:
-        raise InputError(f"--against {wanted} given, which is here with several settings: {'; '.join(several)}")
+    by_label = {row.label: row for row in sheet.rows}
+    of_method = [row for row in sheet.rows if row.method == wanted]
+    default = next((row for row in of_method if row.defaults), None)
+    if row := by_label.get(wanted, default):
+        return row, None
+    labels = [row.label for row in of_method]
     if against is not None:
-        raise unknown("row", against, by_label)
+        raise _refused(against, labels, by_label)
+    if labels:
+        return None, f"no differences: {wanted} is here with several settings; name one with --against '{labels[0]}'"
     return None, f"no differences: there is no record of {wanted}; name another method with --against"
+
+
+def _refused(against: str, labels: Sequence[str], by_label: Mapping[str, Row]) -> InputError:
+    if labels:
+        return InputError(f"--against {against} given, which is here with several settings: {'; '.join(labels)}")
+    return unknown("row", against, by_label)
 
 
 def _differences(sheet: Sheet, ours: Row, column: Column, weighted: bool) -> dict[tuple[Row, Column], Difference]:
@@ -207,27 +226,33 @@ def _differences(sheet: Sheet, ours: Row, column: Column, weighted: bool) -> dic
 
 
 def _pairs(ours: Sequence[Record], theirs: Sequence[Record], weighted: bool, same_clients: bool) -> list[Pairs]:
-    """The seeds both have. The same seed deals out the same clients, which is checked.
+    """The seeds both have. The same seed deals out the same clients, which is checked."""
+    by_seed = {record.seed: record for record in theirs}
+    both = [(own, by_seed[own.seed]) for own in ours if own.seed in by_seed]
+    pairs = [_client_pairs(own, other, weighted, same_clients) for own, other in both]
+    return [each for each in pairs if each is not None]
+
+
+def _client_pairs(own: Record, other: Record, weighted: bool, same_clients: bool) -> Pairs | None:
+    """The accuracies of one seed, client by client; None with fewer than two clients to compare.
 
     A client without test rows is left out; where clients are the same in all seeds it keeps its place, without weight.
     """
-    by_seed = {record.seed: record for record in theirs}
-    pairs = []
-    for own in ours:
-        other = by_seed.get(own.seed)
-        if other is None:
-            continue
-        if list(own.n_test) != list(other.n_test) or list(own.client_names) != list(other.client_names):
-            raise InputError(
-                f"{own.method} and {other.method} with seed {own.seed} on {own.data} have different clients, so they "
-                "cannot be compared client by client: the rows were dealt out by different versions; run one again"
-            )
-        every = [
-            (0.0, 0.0, 0.0) if a is None or b is None else (a, b, n if weighted else 1.0)
-            for a, b, n in zip(own.client_accuracies, other.client_accuracies, own.n_test, strict=True)
-        ]
-        known = [each for each in every if each[2]]
-        if len(known) > 1:
-            taken = every if same_clients else known
-            pairs.append(Pairs(*(np.array(each, dtype=float) for each in zip(*taken, strict=True))))
-    return pairs
+    _refuse_other_clients(own, other)
+    every = [
+        (0.0, 0.0, 0.0) if a is None or b is None else (a, b, n if weighted else 1.0)
+        for a, b, n in zip(own.client_accuracies, other.client_accuracies, own.n_test, strict=True)
+    ]
+    measured = [client for client in every if client[2]]
+    if len(measured) < 2:
+        return None
+    taken = every if same_clients else measured
+    return Pairs(*(np.array(values, dtype=float) for values in zip(*taken, strict=True)))
+
+
+def _refuse_other_clients(own: Record, other: Record) -> None:
+    if list(own.n_test) != list(other.n_test) or list(own.client_names) != list(other.client_names):
+        raise InputError(
+            f"{own.method} and {other.method} with seed {own.seed} on {own.data} have different clients, so they "
+            "cannot be compared client by client: the rows were dealt out by different versions; run one again"
+        )

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from apfl.errors import InputError
-from apfl.experiments.metrics import Record
-from apfl.experiments.run import Protocol, read_records
+from apfl.experiments.record import Record, read_records
+from apfl.experiments.run import Protocol
 from apfl.methods import load_method, method_names
 
 __all__ = ["Column", "Row", "Sheet", "gather", "read"]
@@ -127,7 +127,7 @@ def _run(record: Record) -> tuple[Any, ...]:
     return record.method, _settings(record), _federation(record), record.seed
 
 
-def _told(record: Record) -> dict[str, Any]:
+def _distinguishing(record: Record) -> dict[str, Any]:
     """What makes two records of a method alike: settings, but for those that were tuned, of which the names count, and
     those that an oracle found for each seed."""
     tuned = sorted(record.tuning.get("axes", {}))
@@ -137,7 +137,7 @@ def _told(record: Record) -> dict[str, Any]:
 
 
 def _settings(record: Record) -> str:
-    return json.dumps(_told(record), sort_keys=True)
+    return json.dumps(_distinguishing(record), sort_keys=True)
 
 
 def _protocol(record: Record) -> dict[str, Any]:
@@ -185,23 +185,39 @@ def _told_apart(record: Record, alike: Sequence[Record]) -> list[str]:
 
 
 def _rows(records: Sequence[Record]) -> dict[tuple[str, str], Row]:
-    rows: dict[tuple[str, str], Row] = {}
-    for method in dict.fromkeys(record.method for record in records):
-        own = [record for record in records if record.method == method]
-        variants = {_settings(record): _told(record) for record in own}
-        in_column: dict[str, set[str]] = {}
-        for record in own:
-            in_column.setdefault(_federation(record), set()).add(_settings(record))
-        if max(map(len, in_column.values())) == 1:  # perhaps tuned for each column, never two in one
-            one = Row(method, {})
-            rows |= {(method, key): one for key in variants}
-            continue
-        names = dict.fromkeys(name for settings in variants.values() for name in settings)
-        varying = [name for name in names if len({json.dumps(s.get(name)) for s in variants.values()}) > 1]
-        for key, settings in variants.items():
-            shown = {name: settings[name] for name in varying if name in settings}
-            rows[method, key] = Row(method, shown, settings == _defaults(method))
-    return rows
+    by_method: dict[str, list[Record]] = {}
+    for record in records:
+        by_method.setdefault(record.method, []).append(record)
+    return {
+        (method, settings): row
+        for method, own in by_method.items()
+        for settings, row in (_variants(method, own) if _several_in_a_column(own) else _one_row(method, own)).items()
+    }
+
+
+def _several_in_a_column(records: Sequence[Record]) -> bool:
+    """Whether some federation has the method with several settings."""
+    in_column: dict[str, set[str]] = {}
+    for record in records:
+        in_column.setdefault(_federation(record), set()).add(_settings(record))
+    return any(len(settings) > 1 for settings in in_column.values())
+
+
+def _one_row(method: str, records: Sequence[Record]) -> dict[str, Row]:
+    """One for all settings: perhaps tuned for each column, never two in one."""
+    return dict.fromkeys((_settings(record) for record in records), Row(method, {}))
+
+
+def _variants(method: str, records: Sequence[Record]) -> dict[str, Row]:
+    """A row for each of the method's settings, told apart by those that vary."""
+    variants = {_settings(record): _distinguishing(record) for record in records}
+    names = dict.fromkeys(name for settings in variants.values() for name in settings)
+    varying = [name for name in names if len({json.dumps(s.get(name)) for s in variants.values()}) > 1]
+    defaults = _defaults(method)
+    return {
+        key: Row(method, {name: settings[name] for name in varying if name in settings}, settings == defaults)
+        for key, settings in variants.items()
+    }
 
 
 def _defaults(method: str) -> dict[str, Any] | None:

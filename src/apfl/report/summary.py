@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from apfl.report.compare import FEW_SEEDS
 from apfl.report.results import Results
 from apfl.report.sheet import Column, Row
@@ -30,23 +32,24 @@ def _standings(results: Results) -> list[str]:
     ours = results.ours
     if ours is None or not results.differences:
         return [_leader(results, column) for column in results.columns]
-    told = [sentence for column in results.columns for sentence in [_standing(results, ours, column)] if sentence]
-    if len(told) == 1:
-        return told
-    rivals = {column: _best_other(results, ours, column) for column in results.columns}
+    standings = [sentence for column in results.columns if (sentence := _standing(results, ours, column))]
+    return standings if len(standings) == 1 else [_count(results, ours), *standings]
+
+
+def _count(results: Results, ours: Row) -> str:
+    """In how many federations ours is ahead, and by how much on average."""
     margins = [
         _sign(results) * _gap(results, ours, rival, column)
-        for column, rival in rivals.items()
-        if rival is not None and (ours, column) in results.cells
+        for column in results.columns
+        if (rival := _best_other(results, ours, column)) is not None and (ours, column) in results.cells
     ]
     ahead = sum(margin > 0 for margin in margins)
     mean = 100 * sum(margins) / len(margins)
-    first = (
+    return (
         f"{ours.label} is ahead of the best of the others in {ahead} of {len(margins)} federations; "
         f"on average over all of them it is {abs(mean):.1f} points {'ahead' if mean >= 0 else 'BEHIND'}. "
         f"{_how_many(results, ours)}."
     )
-    return [first, *told]
 
 
 def _how_many(results: Results, ours: Row) -> str:
@@ -125,34 +128,46 @@ def p_text(value: float | None) -> str:
 
 def notes(results: Results, marks: tuple[str, str], source: str) -> list[str]:
     """How to read the table: metric, round, seeds, marks, and what was tuned."""
-    metric = results.metric
-    seeds = results.usual_seeds
-    how_many = f"{_seeds(len(seeds))} ({', '.join(map(str, seeds))})"
-    if any(cell.seeds != seeds for cell in results.cells.values()):
-        how_many += " unless n= says otherwise"
-    several = any(len(cell.seeds) > 1 for cell in results.cells.values())
-    lines = [
-        f"{metric.name}, {metric.unit}: {metric.says}. The last round is what is reported. "
-        + (f"Mean ± standard deviation over {how_many}." if several else f"{how_many}: no spread over seeds is known."),
-        f"{marks[0]}: best of its column; {marks[1]}: second best.",
-    ]
+    lines = [_measured(results), f"{marks[0]}: best of its column; {marks[1]}: second best."]
     if results.has_published:
         lines.append(
             f"In brackets, the paper's value: {source}. Another backbone than ours: it compares methods, not numbers."
         )
-    oracles = [row.label for row in results.rows if not row.competes]
-    if oracles:
-        lines.append(
-            f"Settings that are best on the test rows, for each seed: {', '.join(oracles)}. It does not compete."
-        )
-    tuned = [row.label for row in results.rows if results.sheet.tuned(row)]
-    if tuned:
-        lines.append(f"Tuned on a part of the training rows: {', '.join(tuned)}.")
-    differing = [row.label for row in results.rows if results.sheet.differs_between_columns(row)]
-    if differing:
-        lines.append(f"Settings differ between columns: {', '.join(differing)}.")
+    return [*lines, *_notes_on_rows(results), *_warnings(results)]
+
+
+def _measured(results: Results) -> str:
+    """The metric, and over which seeds."""
+    metric, seeds = results.metric, results.usual_seeds
+    how_many = f"{_seeds(len(seeds))} ({', '.join(map(str, seeds))})"
+    if any(cell.seeds != seeds for cell in results.cells.values()):
+        how_many += " unless n= says otherwise"
+    several = any(len(cell.seeds) > 1 for cell in results.cells.values())
+    spread = f"Mean ± standard deviation over {how_many}." if several else f"{how_many}: no spread over seeds is known."
+    return f"{metric.name}, {metric.unit}: {metric.says}. The last round is what is reported. {spread}"
+
+
+def _notes_on_rows(results: Results) -> list[str]:
+    """Whose settings were found on test rows, tuned, or not the same everywhere."""
+
+    def labels(chosen: Callable[[Row], bool]) -> str:
+        return ", ".join(row.label for row in results.rows if chosen(row))
+
+    lines = []
+    if oracles := labels(lambda row: not row.competes):
+        lines.append(f"Settings that are best on the test rows, for each seed: {oracles}. It does not compete.")
+    if tuned := labels(results.sheet.tuned):
+        lines.append(f"Tuned on a part of the training rows: {tuned}.")
+    if differing := labels(results.sheet.differs_between_columns):
+        lines.append(f"Settings differ between columns: {differing}.")
+    return lines
+
+
+def _warnings(results: Results) -> list[str]:
+    """What the numbers cannot say."""
+    lines = []
     devices = sorted({record.device for record in results.sheet.all})
-    if len(devices) > 1 and metric.name == "seconds":
+    if len(devices) > 1 and results.metric.name == "seconds":
         lines.append(f"Measured on different devices ({', '.join(devices)}): times do not compare.")
     if any(each.n_seeds == 1 and each.n_clients < FEW for each in results.differences.values()):
         lines.append(f"With one seed and fewer than {FEW} clients, intervals are too narrow.")

@@ -21,12 +21,7 @@ def partition(
             f"{n_clients} clients with {classes_per_client} classes each cannot hold all {len(classes)} classes: "
             f"use at least {-(-len(classes) // classes_per_client)} clients or more classes for each"
         )
-    holders: dict[int, list[int]] = {int(label): [] for label in classes}
-    for k in range(n_clients):
-        # The least dealt classes first, in random order among equals: every class is dealt, and evenly.
-        order = sorted(rng.permutation(classes).tolist(), key=lambda label: len(holders[label]))
-        for label in order[:classes_per_client]:
-            holders[label].append(k)
+    holders = _deal(classes, n_clients, classes_per_client, rng)
     pieces: list[list[np.ndarray]] = [[] for _ in range(n_clients)]
     for label, who in holders.items():
         shares = np.array_split(rng.permutation(np.flatnonzero(labels == label)), len(who))
@@ -36,3 +31,16 @@ def partition(
     if min(len(part) for part in parts) == 0:
         raise InputError(f"{n_clients} clients are too many for {len(labels)} rows dealt by class: use fewer")
     return parts
+
+
+def _deal(
+    classes: np.ndarray, n_clients: int, classes_per_client: int, rng: np.random.Generator
+) -> dict[int, list[int]]:
+    """The clients that hold each class."""
+    holders: dict[int, list[int]] = {int(label): [] for label in classes}
+    for k in range(n_clients):
+        # The least dealt classes first, in random order among equals: every class is dealt, and evenly.
+        order = sorted(rng.permutation(classes).tolist(), key=lambda label: len(holders[label]))
+        for label in order[:classes_per_client]:
+            holders[label].append(k)
+    return holders

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from apfl.errors import InputError
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.report.figures.style import BLUE, INK, LINES, MARKERS, ORANGE, Look, logarithmic
 from apfl.report.published import published
 from apfl.report.sheet import Column, Row, Sheet
@@ -124,12 +124,17 @@ def sensitivity(axes: Axes, sheet: Sheet, name: str, looks: dict[Row, Look]) -> 
     colours = [look.colour for look in looks.values()]
     for i, line in enumerate(lines):
         _draw(axes, line, place, colours[i % len(colours)], i)
+    _ticks(axes, place, numeric)
+    axes.set(xlabel=name, ylabel="accuracy, mean over clients (%)")
+
+
+def _ticks(axes: Axes, place: dict[Any, float], numeric: bool) -> None:
+    """Words at their places; numbers on a logarithmic axis if they span four doublings or more."""
     if not numeric:
         axes.set_xticks(list(place.values()), [str(value) for value in place], rotation=30, ha="right")
     elif min(place.values()) > 0 and max(place.values()) / min(place.values()) >= 16:
         logarithmic(axes.xaxis)
         axes.set_xticks(sorted(place.values()), [f"{value:g}" for value in sorted(place.values())])
-    axes.set(xlabel=name, ylabel="accuracy, mean over clients (%)")
 
 
 def _lines(sheet: Sheet, name: str) -> list[_Line]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.report.figures.style import INK, Look, logarithmic
 from apfl.report.sheet import Column, Row, Sheet
 from apfl.report.terminal import human_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from textwrap import wrap
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,9 +14,11 @@ from apfl.report.figures import FIGURES, choices, curves, people
 from apfl.report.figures.style import Look, drawing, legend_below, looks, shared_legend
 from apfl.report.sheet import Column, Row, Sheet
 
-__all__ = ["all_gains", "figure", "panel"]
+__all__ = ["all_gains", "drawn", "figure", "panel"]
 
+Looks = dict[Row, Look]
 Panel = tuple[str, Callable[[Axes], None]]  # a title and what is drawn
+Panels = Callable[[Sheet, Column, Row | None, Looks], list[Panel]]  # of one federation, our row and all looks
 
 
 def figure(name: str, sheet: Sheet, ours: Row | None, x: str | None = None) -> Figure:
@@ -24,20 +27,25 @@ def figure(name: str, sheet: Sheet, ours: Row | None, x: str | None = None) -> F
         raise unknown("figure", name, FIGURES)
     look = looks(sheet.rows, ours)
     if name == "sensitivity":
-        known = choices.swept(sheet)
-        if x is None and len(known) != 1:
-            raise InputError(
-                f"figure sensitivity needs --x, the setting to draw "
-                f"({', '.join(choices.varying(sheet)) or 'none varies here'})"
-            )
-        setting = x or known[0]
-        lines = [[("", lambda axes: choices.sensitivity(axes, sheet, setting, look))]]
+        lines = [[("", drawn(choices.sensitivity, sheet, _setting(sheet, x), look))]]
     else:
-        lines = [panels for column in sheet.columns for panels in [_panels(name, sheet, column, ours, look)] if panels]
+        lines = [PANELS[name](sheet, column, ours, look) for column in sheet.columns]
+    lines = [panels for panels in lines if panels]
     if not lines:
         raise InputError(f"these records do not have what figure '{name}' shows: {FIGURES[name]}")
     with drawing():
         return _arranged(lines)
+
+
+def _setting(sheet: Sheet, x: str | None) -> str:
+    """The setting to draw: the one given, or the only one that was swept."""
+    swept = choices.swept(sheet)
+    if x is None and len(swept) != 1:
+        raise InputError(
+            f"figure sensitivity needs --x, the setting to draw "
+            f"({', '.join(choices.varying(sheet)) or 'none varies here'})"
+        )
+    return x or swept[0]
 
 
 def _arranged(lines: Sequence[Sequence[Panel]]) -> Figure:
@@ -54,6 +62,11 @@ def _arranged(lines: Sequence[Sequence[Panel]]) -> Figure:
     return shape
 
 
+def drawn(draw: Callable[..., None], *values: Any) -> Callable[[Axes], None]:
+    """A drawing with all its values but the axes."""
+    return lambda axes: draw(axes, *values)
+
+
 def panel(draw: Callable[[Axes], None], height: float = 3.1) -> Figure:
     """One panel by itself, for the page."""
     with drawing():
@@ -64,36 +77,61 @@ def panel(draw: Callable[[Axes], None], height: float = 3.1) -> Figure:
         return shape
 
 
-def _panels(name: str, sheet: Sheet, column: Column, ours: Row | None, look: dict[Row, Look]) -> list[Panel]:
-    where = column.label
-    if name in ("curves", "rounds", "seconds", "bytes"):
-        wanted = ("rounds", "seconds", "bytes") if name == "curves" else (name,)
-        return [(where, lambda axes, x=x: curves.progress(axes, sheet, column, x, look)) for x in wanted]  # type: ignore[misc]
-    if name in ("overhead", "cost"):
-        draw = curves.overhead if name == "overhead" else curves.cost
-        return [(where, lambda axes, of=of: draw(axes, sheet, column, of, look)) for of in ("seconds", "bytes")]  # type: ignore[misc]
-    if name == "clients":
-        return [(where, lambda axes: people.distribution(axes, sheet, column, look))]
-    if name == "gains":
-        return [
-            (f"{row.label}, {where}", lambda axes, values=values, over=over: people.gains(axes, values, over))  # type: ignore[misc]
-            for row in [ours]
-            if row is not None
-            for over, values in all_gains(sheet, column, row).items()
-        ]
-    records = [record for cell in sheet.records(column).values() for record in cell]
-    if name == "partition":
-        dealt = next((record for record in records if record.class_counts), None)
-        return (
-            [] if dealt is None else [(f"{where}, seed {dealt.seed}", lambda axes: people.label_picture(axes, dealt))]
-        )
-    chose = [cell[0] for row, cell in sheet.records(column).items() if "table" in cell[0].chosen]
-    found: list[Panel] = []
-    for record in chose:
-        found.append((f"{record.method}, {where}", lambda axes, record=record: choices.surface(axes, record)))  # type: ignore[misc]
-        if "gamma_path" in record.chosen:
-            found.append((f"{record.method}, gamma", lambda axes, record=record: choices.gcv_curve(axes, record)))  # type: ignore[misc]
-    return found
+def _progress(*against: str) -> Panels:
+    def panels(sheet: Sheet, column: Column, ours: Row | None, looks: Looks) -> list[Panel]:
+        return [(column.label, drawn(curves.progress, sheet, column, x, looks)) for x in against]
+
+    return panels
+
+
+def _costs(draw: Callable[[Axes, Sheet, Column, str, Looks], None]) -> Panels:
+    def panels(sheet: Sheet, column: Column, ours: Row | None, looks: Looks) -> list[Panel]:
+        return [(column.label, drawn(draw, sheet, column, of, looks)) for of in ("seconds", "bytes")]
+
+    return panels
+
+
+def _clients(sheet: Sheet, column: Column, ours: Row | None, looks: Looks) -> list[Panel]:
+    return [(column.label, drawn(people.distribution, sheet, column, looks))]
+
+
+def _gains(sheet: Sheet, column: Column, ours: Row | None, looks: Looks) -> list[Panel]:
+    if ours is None:
+        return []
+    gains = all_gains(sheet, column, ours)
+    return [(f"{ours.label}, {column.label}", drawn(people.gains, values, over)) for over, values in gains.items()]
+
+
+def _partition(sheet: Sheet, column: Column, ours: Row | None, looks: Looks) -> list[Panel]:
+    records = (record for cell in sheet.records(column).values() for record in cell)
+    counted = next((record for record in records if record.class_counts), None)
+    if counted is None:
+        return []
+    return [(f"{column.label}, seed {counted.seed}", drawn(people.label_picture, counted))]
+
+
+def _tuning(sheet: Sheet, column: Column, ours: Row | None, looks: Looks) -> list[Panel]:
+    panels: list[Panel] = []
+    for record, *_ in sheet.records(column).values():
+        if "table" in record.chosen:
+            panels.append((f"{record.method}, {column.label}", drawn(choices.surface, record)))
+            if "gamma_path" in record.chosen:
+                panels.append((f"{record.method}, gamma", drawn(choices.gcv_curve, record)))
+    return panels
+
+
+PANELS: dict[str, Panels] = {
+    "curves": _progress("rounds", "seconds", "bytes"),
+    "rounds": _progress("rounds"),
+    "seconds": _progress("seconds"),
+    "bytes": _progress("bytes"),
+    "overhead": _costs(curves.overhead),
+    "cost": _costs(curves.cost),
+    "clients": _clients,
+    "gains": _gains,
+    "partition": _partition,
+    "tuning": _tuning,
+}
 
 
 def all_gains(sheet: Sheet, column: Column, row: Row) -> dict[str, people.Floats]:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.report.figures.style import BLUE, INK, VERMILLION, Look
 from apfl.report.sheet import Column, Row, Sheet
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.report.figures.style import looks
 from apfl.report.page import parts
 from apfl.report.page.tables import tables

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 from apfl.report.figures import choices, curves, people
-from apfl.report.figures.draw import all_gains, panel
+from apfl.report.figures.draw import all_gains, drawn, panel
 from apfl.report.figures.style import Look, themed
 from apfl.report.page.tables import Values, client_table
 from apfl.report.results import Results
@@ -44,13 +44,10 @@ def _several(n: int, noun: str) -> str:
 
 def sweeps(sheet: Sheet, looks: dict[Row, Look]) -> list[Values]:
     """A drawing for every setting that was swept."""
-
-    def draw(name: str) -> Callable[[Axes], None]:
-        return lambda axes: choices.sensitivity(axes, sheet, name, looks)
-
+    about = "Mean ± standard deviation over seeds."
     return [
-        _figure(f"sweep-{name}-", f"Accuracy against {name}", "Mean ± standard deviation over seeds.", draw(name))
-        for name in choices.swept(sheet)
+        _figure(f"sweep-{x}-", f"Accuracy against {x}", about, drawn(choices.sensitivity, sheet, x, looks))
+        for x in choices.swept(sheet)
     ]
 
 
@@ -64,37 +61,42 @@ def federation(results: Results, column: Column, name: str, looks: dict[Row, Loo
     sheet, ours = results.sheet, results.ours
     by_row = sheet.records(column)
     records = [record for cell in by_row.values() for record in cell]
-    figures = [*_curves(sheet, column, name, looks), *_clients(sheet, column, name, looks)]
-    missing = []
-    dealt = next((record for record in records if record.class_counts), None)
-    if dealt is None:
-        missing.append("These records do not say how the classes are spread; runs of this version do.")
-    else:
-        figures.append(_labels(dealt, name))
-    shown = all_gains(sheet, column, ours) if ours is not None else {}
-    for i, (over, values) in enumerate(shown.items()):
-        label = ours.label if ours is not None else ""
-        title, caption = f"What each client gained over {over}", f"{label}: {_gained(values)}"
-        figures.append(_figure(f"{name}-gain{i}", title, caption, _drawn(people.gains, values, over)))
-    if ours in by_row and not any("primary" in over for over in shown):
-        missing.append("The primary stream alone was not recorded here, so the gain over it is not known.")
-    if not any("alone" in over for over in shown):
-        missing.append(f"No record of a client going alone ({' or '.join(people.ALONE)}), so that gain is not known.")
-    figures += _chosen(by_row, name)
-    clients = client_table(results, column, name) if ours in by_row else None
-    facts = _facts(records)
+    counted = next((record for record in records if record.class_counts), None)
+    gains = all_gains(sheet, column, ours) if ours is not None else {}
     return {
         "id": name,
         "label": column.label,
-        "facts": facts,
-        "figures": figures,
-        "missing": missing,
-        "clients": clients,
+        "facts": _facts(records),
+        "figures": [
+            *_curves(sheet, column, name, looks),
+            *_clients(sheet, column, name, looks),
+            *([] if counted is None else [_labels(counted, name)]),
+            *([] if ours is None else _gains(gains, ours, name)),
+            *_chosen(by_row, name),
+        ],
+        "missing": _missing(counted, gains, ours in by_row),
+        "clients": client_table(results, column, name) if ours in by_row else None,
     }
 
 
-def _drawn(draw: Callable[..., None], *values: Any) -> Callable[[Axes], None]:
-    return lambda axes: draw(axes, *values)
+def _gains(gains: Mapping[str, people.Floats], ours: Row, name: str) -> list[Values]:
+    figures = []
+    for i, (over, values) in enumerate(gains.items()):
+        title, caption = f"What each client gained over {over}", f"{ours.label}: {_gained(values)}"
+        figures.append(_figure(f"{name}-gain{i}", title, caption, drawn(people.gains, values, over)))
+    return figures
+
+
+def _missing(counted: Record | None, gains: Mapping[str, people.Floats], has_ours: bool) -> list[str]:
+    """What these records cannot show."""
+    missing = []
+    if counted is None:
+        missing.append("These records do not say how the classes are spread; runs of this version do.")
+    if has_ours and not any("primary" in over for over in gains):
+        missing.append("The primary stream alone was not recorded here, so the gain over it is not known.")
+    if not any("alone" in over for over in gains):
+        missing.append(f"No record of a client going alone ({' or '.join(people.ALONE)}), so that gain is not known.")
+    return missing
 
 
 def _facts(records: Sequence[Record]) -> dict[str, str]:
@@ -124,11 +126,11 @@ def _curves(sheet: Sheet, column: Column, name: str, looks: dict[Row, Look]) -> 
             )
             about += "follow, only the result."
             about += " Dotted: nothing is sent." if x == "bytes" else ""
-            draw = _drawn(curves.progress, sheet, column, x, looks)
+            draw = drawn(curves.progress, sheet, column, x, looks)
             found.append(_figure(f"{name}-{x}", f"Accuracy against {words}", about, draw, tall))
     for of, words in (("seconds", "time"), ("bytes", "bytes")):
         about = "At the end, mean ± standard deviation over seeds; up and to the left is better."
-        draw = _drawn(curves.cost, sheet, column, of, looks)
+        draw = drawn(curves.cost, sheet, column, of, looks)
         found.append(_figure(f"{name}-cost-{of}", f"Cost against accuracy: {words}", about, draw, tall))
     return found
 
@@ -136,7 +138,7 @@ def _curves(sheet: Sheet, column: Column, name: str, looks: dict[Row, Look]) -> 
 def _clients(sheet: Sheet, column: Column, name: str, looks: dict[Row, Look]) -> list[Values]:
     about = "One dot is one client with one seed. Box: quartiles and median; whiskers: extremes; diamond: mean."
     height = 1.1 + 0.27 * len(sheet.records(column))
-    draw = _drawn(people.distribution, sheet, column, looks)
+    draw = drawn(people.distribution, sheet, column, looks)
     return [_figure(f"{name}-clients", "Accuracy of every client", about, draw, height)]
 
 
@@ -148,7 +150,7 @@ def _labels(record: Record, name: str) -> Values:
         f"A client has {held.min()} to {held.max()} of {counts.shape[1]} classes, {np.median(held):g} in the median."
     )
     height = min(5.5, max(2.4, 0.5 + 0.16 * len(counts)))
-    return _figure(f"{name}-labels", "Who has which classes", about, _drawn(people.label_picture, record), height)
+    return _figure(f"{name}-labels", "Who has which classes", about, drawn(people.label_picture, record), height)
 
 
 def _gained(values: people.Floats) -> str:
@@ -165,14 +167,14 @@ def _chosen(by_row: Mapping[Row, Sequence[Record]], name: str) -> list[Values]:
         record = records[0]
         if "table" in record.chosen:
             about = f"Seed {record.seed}, training rows only, each left out of both streams; the star is the choice."
-            draw = _drawn(choices.surface, record)
+            draw = drawn(choices.surface, record)
             found.append(_figure(f"{name}-surface{i}", f"What {row.label} chose from", about, draw))
         if "gamma_path" in record.chosen:
             about = (
                 f"Generalised cross-validation of the sums, seed {record.seed}; the star is the choice: the smallest "
             )
             about += "gamma near the lowest point whose score is within 3 % of it."
-            draw = _drawn(choices.gcv_curve, record)
+            draw = drawn(choices.gcv_curve, record)
             found.append(_figure(f"{name}-gcv{i}", f"How {row.label} chose gamma", about, draw))
     return found
 

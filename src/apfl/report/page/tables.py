@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from apfl.experiments.record import Record
 from apfl.report.figures import people
 from apfl.report.formats import heading, others, points, written
-from apfl.report.results import METRICS, Cell, Results
+from apfl.report.results import METRICS, Cell, Metric, Results
 from apfl.report.sheet import Column, Row
 from apfl.report.summary import difference_notes, notes
 
@@ -71,48 +72,58 @@ def _everything(results: Results) -> Values:
     rows = []
     for row in results.rows:
         for column in results.columns:
-            records = results.sheet.cells.get((row, column))
-            if records is None:
-                continue
-            cells = [_cell(row.label), _cell(column.label, column.label), _cell(str(len(records)), len(records))]
-            for metric in shown:
-                known = [value for value in map(metric.of, records) if value is not None]
-                mean = float(np.mean(known)) if known else None
-                cells.append(_cell("–" if mean is None else metric.write(mean), mean))
-            rows.append({"ours": row is results.ours, "cells": cells})
+            if records := results.sheet.cells.get((row, column)):
+                cells = [_cell(row.label), _cell(column.label, column.label), _count(len(records))]
+                cells += [_mean(metric, records) for metric in shown]
+                rows.append({"ours": row is results.ours, "cells": cells})
     about = ["Means over seeds. Bytes are of all clients together; seconds are training alone, on the device recorded."]
     return _table("everything", "Everything measured", "Every metric of every cell", heads, rows, about, (0, 1))
 
 
+def _mean(metric: Metric, records: Sequence[Record]) -> Values:
+    known = [value for value in map(metric.of, records) if value is not None]
+    mean = float(np.mean(known)) if known else None
+    return _cell("–" if mean is None else metric.write(mean), mean)
+
+
 def client_table(results: Results, column: Column, name: str) -> Values:
     """Our clients of the first seed, beside the primary stream and going alone."""
-    by_row, ours = results.sheet.records(column), results.ours
-    assert ours is not None
-    own = by_row[ours][0]
-    beside: dict[str, Sequence[float | None]] = {}
-    if own.primary_accuracies:
-        beside["primary stream"] = own.primary_accuracies
-    for row, records in by_row.items():
+    assert results.ours is not None
+    own = results.sheet.records(column)[results.ours][0]
+    beside = _beside(results, column, own)
+    heads = ["client", "training rows", "test rows", *(["classes"] if own.class_counts else []), results.ours.label]
+    heads += [head for other in beside for head in (other, f"gain over {other}")]
+    rows = [{"ours": False, "cells": _client(own, k, list(beside.values()))} for k in range(len(own.client_names))]
+    caption = f"Accuracy of each client in %, gains in points, seed {own.seed}"
+    return _table(f"{name}-clients", "Clients", caption, heads, rows)
+
+
+def _beside(results: Results, column: Column, own: Record) -> dict[str, Sequence[float | None]]:
+    """What our clients' accuracies are compared with: the same clients, by what they had."""
+    beside = {"primary stream": own.primary_accuracies} if own.primary_accuracies else {}
+    for row, records in results.sheet.records(column).items():
         same = [r for r in records if r.seed == own.seed and list(r.n_test) == list(own.n_test)]
         if row.method in people.ALONE and same:
             beside[row.label] = same[0].client_accuracies
-    heads = ["client", "training rows", "test rows", *(["classes"] if own.class_counts else []), ours.label]
-    heads += [head for other in beside for head in (other, f"gain over {other}")]
-    rows = []
-    for k, client in enumerate(own.client_names):
-        cells = [_cell(client), _cell(str(own.n_train[k]), own.n_train[k]), _cell(str(own.n_test[k]), own.n_test[k])]
-        if own.class_counts:
-            held = sum(count > 0 for count in own.class_counts[k])
-            cells.append(_cell(str(held), held))
-        mine = own.client_accuracies[k]
-        cells.append(_percent(mine))
-        for values in beside.values():
-            theirs = values[k]
-            gain = None if mine is None or theirs is None else 100 * (mine - theirs)
-            cells += [_percent(theirs), _cell("–" if gain is None else f"{gain:+.1f}", gain)]
-        rows.append({"ours": False, "cells": cells})
-    caption = f"Accuracy of each client in %, gains in points, seed {own.seed}"
-    return _table(f"{name}-clients", "Clients", caption, heads, rows)
+    return beside
+
+
+def _client(own: Record, k: int, beside: Sequence[Sequence[float | None]]) -> list[Values]:
+    """One line: the client, its rows and classes, its accuracy, and what it gained."""
+    cells = [_cell(own.client_names[k]), _count(own.n_train[k]), _count(own.n_test[k])]
+    if own.class_counts:
+        cells.append(_count(sum(count > 0 for count in own.class_counts[k])))
+    mine = own.client_accuracies[k]
+    cells.append(_percent(mine))
+    for accuracies in beside:
+        theirs = accuracies[k]
+        gain = None if mine is None or theirs is None else 100 * (mine - theirs)
+        cells += [_percent(theirs), _cell("–" if gain is None else f"{gain:+.1f}", gain)]
+    return cells
+
+
+def _count(n: int) -> Values:
+    return _cell(str(n), n)
 
 
 def _percent(value: float | None) -> Values:

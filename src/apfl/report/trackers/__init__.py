@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from apfl.errors import unknown
-from apfl.experiments.metrics import Record
+from apfl.experiments.record import Record
 
 __all__ = ["TRACKERS", "Run", "send"]
 
 TRACKERS = ("mlflow", "wandb")
+RUN = ("method", "seed", "data", "data_sha256", "device", "partition", "n_clients", "alpha")
 SCALARS = (
     "accuracy_client_mean", "accuracy_client_std", "accuracy_sample_mean", "accuracy_worst_decile",
     "balanced_accuracy_client_mean", "auroc_client_mean", "rounds", "bytes_up", "bytes_down", "seconds",
@@ -36,20 +37,23 @@ class Run:
     @staticmethod
     def of(record: Record) -> Run:
         """What a tracker is told about a record."""
-        groups = {"settings": record.settings, "protocol": record.protocol, "versions": record.versions}
-        groups["chosen"] = {k: v for k, v in record.chosen.items() if isinstance(v, bool | int | float | str)}
-        told = {name: getattr(record, name) for name in ("method", "seed", "data", "data_sha256", "device")}
-        told |= {name: getattr(record, name) for name in ("partition", "n_clients", "alpha")}
-        told |= {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
-        scalars = {name: getattr(record, name) for name in SCALARS}
         return Run(
             hashlib.sha256(json.dumps([record.run, list(record.client_accuracies)]).encode()).hexdigest()[:32],
             f"{record.method}-seed{record.seed}",
-            {key: value for key, value in told.items() if value is not None},
-            {name: float(value) for name, value in scalars.items() if value is not None},
+            _parameters(record),
+            {name: float(value) for name in SCALARS if (value := getattr(record, name)) is not None},
             [{"seconds": s, "bytes": b, "accuracy_client_mean": a} for s, b, a in record.curve],
             record.to_json(),
         )
+
+
+def _parameters(record: Record) -> dict[str, Any]:
+    """What was run, one level deep: ``settings.gamma``."""
+    groups = {"settings": record.settings, "protocol": record.protocol, "versions": record.versions}
+    groups["chosen"] = {k: v for k, v in record.chosen.items() if isinstance(v, bool | int | float | str)}
+    parameters = {name: getattr(record, name) for name in RUN}
+    parameters |= {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
+    return {key: value for key, value in parameters.items() if value is not None}
 
 
 def send(records: Iterable[Record], to: str, uri: str | None, project: str) -> Iterator[tuple[Run, bool]]:

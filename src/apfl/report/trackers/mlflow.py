@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from apfl.errors import InputError, optional
 from apfl.report.trackers import Run
@@ -19,31 +20,38 @@ def send(runs: Sequence[Run], uri: str | None, project: str) -> Iterator[tuple[R
     """Send what is not there yet to a tracking server or to ``sqlite:///FILE``."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     mlflow = optional("mlflow", "mlflow")
-    entities = optional("mlflow.entities", "mlflow")
     try:
         client = mlflow.MlflowClient(tracking_uri=uri or STORE)
-        found = client.get_experiment_by_name(project)
-        experiment = client.create_experiment(project) if found is None else found.experiment_id
+        known = client.get_experiment_by_name(project)
+        experiment = client.create_experiment(project) if known is None else known.experiment_id
         for run in runs:
-            if client.search_runs([experiment], f"tags.apfl = '{run.key}'", max_results=1):
-                yield run, False
-                continue
-            started = client.create_run(experiment, run_name=run.name)
-            at = int(time.time() * 1000)
-            told = [entities.Param(key, _text(value)) for key, value in run.parameters.items()]
-            for i in range(0, len(told), AT_ONCE):
-                client.log_batch(started.info.run_id, params=told[i : i + AT_ONCE])
-            metrics = [entities.Metric(key, value, at, len(run.curve)) for key, value in run.metrics.items()]
-            for step, point in enumerate(run.curve, 1):
-                metrics += [entities.Metric(f"curve.{key}", value, at, step) for key, value in point.items()]
-            for i in range(0, len(metrics), AT_ONCE):
-                client.log_batch(started.info.run_id, metrics=metrics[i : i + AT_ONCE])
-            client.log_text(started.info.run_id, run.record, "record.json")
-            client.set_tag(started.info.run_id, "apfl", run.key)  # last: a run cut short is sent again
-            client.set_terminated(started.info.run_id)
-            yield run, True
+            new = not client.search_runs([experiment], f"tags.apfl = '{run.key}'", max_results=1)
+            if new:
+                _send_one(client, experiment, run)
+            yield run, new
     except mlflow.MlflowException as error:
         raise InputError(f"MLflow at {uri or STORE} refused: {error}; check --uri") from error
+
+
+def _send_one(client: Any, experiment: str, run: Run) -> None:
+    entities = optional("mlflow.entities", "mlflow")
+    run_id = client.create_run(experiment, run_name=run.name).info.run_id
+    at = int(time.time() * 1000)
+    parameters = [entities.Param(key, _text(value)) for key, value in run.parameters.items()]
+    metrics = [entities.Metric(key, value, at, len(run.curve)) for key, value in run.metrics.items()]
+    for step, point in enumerate(run.curve, 1):
+        metrics += [entities.Metric(f"curve.{key}", value, at, step) for key, value in point.items()]
+    for batch in _batches(parameters):
+        client.log_batch(run_id, params=batch)
+    for batch in _batches(metrics):
+        client.log_batch(run_id, metrics=batch)
+    client.log_text(run_id, run.record, "record.json")
+    client.set_tag(run_id, "apfl", run.key)  # last: a run cut short is sent again
+    client.set_terminated(run_id)
+
+
+def _batches(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (values[i : i + AT_ONCE] for i in range(0, len(values), AT_ONCE))
 
 
 def _text(value: object) -> str:

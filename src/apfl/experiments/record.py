@@ -1,0 +1,113 @@
+"""The record of a run: what was run, and what came out. One line of JSON each; files of them are never half-written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from apfl.errors import InputError
+from apfl.files import replacing
+
+__all__ = ["Record", "keep_record", "read_records"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One method on one federation with one seed: enough to read the result and to run it again."""
+
+    method: str
+    seed: int
+    data: str
+    data_sha256: str | None
+    partition: str
+    n_clients: int
+    alpha: float | None
+    settings: Mapping[str, Any]  # every setting of the method, defaults included
+    protocol: Mapping[str, Any]  # how rows were dealt out and split
+    accuracy_client_mean: float
+    accuracy_client_std: float  # over clients
+    accuracy_sample_mean: float
+    accuracy_worst_decile: float
+    balanced_accuracy_client_mean: float
+    auroc_client_mean: float | None
+    recall_per_class: Sequence[float | None]
+    client_accuracies: Sequence[float | None]
+    n_clients_without_test: int
+    client_names: Sequence[str]
+    n_train: Sequence[int]  # rows of each client
+    n_test: Sequence[int]
+    rounds: int  # server -> client -> server exchanges
+    bytes_up: int  # over all clients
+    bytes_down: int
+    seconds: float  # training alone, from features in memory to models in memory
+    device: str
+    versions: Mapping[str, str | None]
+    class_names: Sequence[str] = ()
+    class_counts: Sequence[Sequence[int]] = ()  # training rows of the measured clients, (clients, classes)
+    primary_accuracies: Sequence[float | None] = ()  # of the shared stream alone, where a model has another one too
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
+    curve: Sequence[Sequence[float]] = ()  # after each round: seconds, bytes both ways, accuracy_client_mean
+    threads: int | None = None  # of torch and BLAS; another number may round differently
+    source: Mapping[str, Any] = field(default_factory=dict)  # what --data and its options were
+    tuning: Mapping[str, Any] = field(default_factory=dict)  # how the settings were chosen, where they were: the grid
+    first_client_scores: float | None = None  # with reshuffle: the norm of its scores, the same while its model is
+
+    def to_json(self) -> str:
+        """One line of ``records.jsonl``."""
+        return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(line: str) -> Record:
+        """The record of one line."""
+        try:
+            return _typed().validate_python(asdict(Record(**json.loads(line))))
+        except (ValueError, TypeError) as error:  # ValueError: JSON's and pydantic's
+            raise InputError(f"not a record: {error}") from error
+
+    @property
+    def run(self) -> tuple[Any, ...]:
+        """What was run, without what came out: equal for two records of the same cell."""
+        setting = (self.data, self.data_sha256, self.partition, self.n_clients, self.alpha)
+        return (*setting, json.dumps([self.settings, self.protocol], sort_keys=True), self.method, self.seed)
+
+
+@cache
+def _typed() -> TypeAdapter[Record]:
+    return TypeAdapter(Record)
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a ``.jsonl``, of one ``.json``, or of a folder, in order; none if there is no such file.
+
+    A folder is searched, with those in it, for ``records.jsonl`` (`apfl run`) and ``cells/*.json`` (`apfl bench`);
+    it may be such a ``cells`` itself.
+    """
+    if path.is_dir():
+        files = {*path.rglob("records.jsonl"), *path.rglob("cells/*.json")}
+        files |= set(path.glob("*.json")) if path.resolve().name == "cells" else set()
+        return [record for file in sorted(files) for record in read_records(file)]
+    try:
+        if not path.exists():
+            return []
+        if path.suffix == ".json":
+            return [Record.from_json(path.read_text())]
+        return [Record.from_json(line) for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError, InputError) as error:
+        raise InputError(
+            f"{path} cannot be read as records ({error}); give what apfl wrote. "
+            "A cell that was cut short is run again by the `apfl bench` that wrote it"
+        ) from error
+
+
+def keep_record(record: Record, path: Path) -> None:
+    """Add a record to the file; one of the same run takes the place of the earlier. The file is never half-written."""
+    kept = [other for other in read_records(path) if other.run != record.run]
+    with replacing(path) as temporary:
+        temporary.write_text("".join(f"{each.to_json()}\n" for each in [*kept, record]))
