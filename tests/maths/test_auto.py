@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.experiments.oracle import best_on_test, on_test
 from apfl.experiments.run import Protocol, federate, run
-from apfl.maths.gcv import choose_gamma
+from apfl.maths.gcv import Path, choose_gamma
 from apfl.maths.hits import FEW_HITS, Grid, _with_neighbours, choose, grid, hits, local_prior, towards_the_sum
 from apfl.maths.leaveout import ECHO, LeftOut, fit_refinement, hat_basis, leverage_sketch, whiten
 from apfl.maths.personalise import MOST_NOISE, width_for
@@ -334,8 +336,48 @@ def test_a_width_that_does_not_fit_is_refused_with_one_that_does(monkeypatch):
     assert machine.needed(widest, 50, 1) <= 10**9 < machine.needed(2 * widest, 50, 1)
 
 
-def test_memory_is_known_here():
-    assert machine.available(torch.device("cpu")) is None or machine.available(torch.device("cpu")) > 10**6
+def test_free_memory_is_what_the_system_says(monkeypatch, tmp_path):
+    listing = tmp_path / "meminfo"
+    monkeypatch.setattr(machine, "Path", {"/proc/meminfo": listing}.__getitem__)
+    assert machine.available(torch.device("cpu")) is None  # no such file, as on a Mac
+    listing.write_text("MemTotal:  9000 kB\nMemFree:  50 kB\n")
+    assert machine.available(torch.device("cpu")) is None
+    listing.write_text("MemTotal:  9000 kB\nMemFree:  50 kB\nMemAvailable:    7000 kB\nCached:  1 kB\n")
+    assert machine.available(torch.device("cpu")) == 7000 * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the listing is Linux's")
+def test_free_memory_is_known_on_linux():
+    have = machine.available(torch.device("cpu"))
+    assert have is not None
+    assert 10**6 < have <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def decades_of(*scores):
+    """A curve by quarters of a decade."""
+    return Path([10 ** (step / 4) for step in range(len(scores))], list(scores), 100.0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "lowest", "chosen"),
+    [
+        ((9, 1.10, 1.02, 1.00, 1.01, 1.1), 3, 2),  # within 3 % of the lowest: a quarter of a decade less
+        ((9, 1.10, 1.04, 1.00, 1.01, 1.1), 3, 3),  # 4 % is too much
+        ((9, 1.02, 1.04, 1.00, 1.01, 1.1), 3, 3),  # the way to a good point must not lead over a worse one
+        ((1.1, 1.01, 1.01, 1.00, 1.01, 1.1), 3, 1),  # half a decade, and no further:
+        ((1.0, 1.01, 1.01, 1.01, 0.99, 1.1), 4, 2),
+        ((1.00, 1.02, 1.029, 1.04, 1.2), 0, 2),  # nothing smaller bears the lowest out: the largest within 3 %
+        ((math.inf, math.inf, 1.00, 1.02, 1.04), 2, 3),  # points that are not admitted do not either
+        ((0.1, 9, 1.02, 1.00, 1.01, 1.1), 3, 2),  # a minimum behind an ascent is not trusted
+        ((1.0, 1.24, 1.00, 1.2, 1.1), 2, 2),  # 24 % is no ascent, and of equal points the larger gamma counts
+        ((1.0,), 0, 0),
+        ((math.inf, math.inf), 1, 1),
+    ],
+)
+def test_gamma_is_the_smallest_within_three_percent_and_half_a_decade(scores, lowest, chosen):
+    path = decades_of(*scores)
+    assert path.gammas.index(path.lowest) == lowest
+    assert path.gammas.index(path.chosen) == chosen
 
 
 def test_gamma_keeps_some_ridge_where_the_curve_is_flat():
