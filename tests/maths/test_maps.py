@@ -51,7 +51,8 @@ def test_matrix_and_offset_follow_from_the_definition_on_any_number_of_threads(t
     finally:
         torch.set_num_threads(former)
     uniform = (np.array([word >> 11 for word in philox_4x64(3, 72)], dtype=np.float64) + 0.5) / 2**53
-    assert np.array_equal(drawn.matrix.numpy(), (norm.ppf(uniform[:63]) / math.sqrt(7)).astype(np.float32).reshape(7, 9))
+    matrix = norm.ppf(uniform[:63]).reshape(7, 9) / math.sqrt(7)
+    assert np.array_equal(drawn.matrix.numpy(), matrix.astype(np.float32))
     # The offset takes the words that follow the matrix's.
     assert np.array_equal(drawn.offset.numpy(), (2 * math.pi * uniform[63:]).astype(np.float32))
 
