@@ -370,6 +370,8 @@ def decades_of(*scores):
         ((math.inf, math.inf, 1.00, 1.02, 1.04), 2, 3),  # points that are not admitted do not either
         ((0.1, 9, 1.02, 1.00, 1.01, 1.1), 3, 2),  # a minimum behind an ascent is not trusted
         ((1.0, 1.24, 1.00, 1.2, 1.1), 2, 2),  # 24 % is no ascent, and of equal points the larger gamma counts
+        ((0.99, 1.25, 1.00, 1.1), 0, 2),  # and neither is 25 %
+        ((9, 1.10, 1.03, 1.00, 1.01, 1.1), 3, 2),  # 3 % is within 3 %
         ((1.0,), 0, 0),
         ((math.inf, math.inf), 1, 1),
     ],
