@@ -81,6 +81,17 @@ def test_gamma_from_factorisations_does_not_fall_for_its_own_noise(monkeypatch):
     assert not math.isfinite(sketched.scores[0])
 
 
+@pytest.mark.parametrize(("gamma", "tightness"), [(10.0, 20), (1000.0, 1.2), (1e6, 1.2)])
+def test_a_sketched_df_strays_no_further_than_the_spread_it_states(gamma, tightness):
+    """m Gaussian probes of a trace have standard deviation sqrt(2 / m) |.|_F; the spread is a bound that they know."""
+    phi, y = rows(300, 30, 3, 0)
+    fit = gcv_room._by_factorisation(statistics(phi, y))(gamma)
+    unfitted = gamma * torch.linalg.inv(phi.T @ phi + gamma * torch.eye(30, dtype=torch.float64))
+    deviation = math.sqrt(2 / gcv_room.TRACE_SKETCH) * float(unfitted.norm())
+    assert abs(fit.df - 30 + float(unfitted.trace())) <= 5 * deviation
+    assert 0.8 * deviation <= fit.spread <= tightness * deviation  # the bound itself is of a sketched trace
+
+
 def test_exact_leverage_is_not_clipped_as_a_sketched_one_is():
     """A row that nobody else supports has leverage 0.999: known exactly, it is used as it is."""
     phi = torch.eye(3, dtype=torch.float64)[[0, 0, 1, 2]]
