@@ -140,6 +140,8 @@ def test_theorem_3_in_records(digits, name, settings, moves):
         ({"unseen_clients": -1}, "at least one must train"),
         ({"unseen_clients": 2, "reshuffle": 1}, "none unseen"),
         ({"unseen_clients": 0, "reshuffle": -1}, "0 or more"),
+        ({"unseen_clients": 0, "reshuffle": 1, "n_clients": 2}, "at least three clients"),
+        ({"minimum": 0}, "it must be 1 or more"),
         (
             {"unseen_clients": 0, "reshuffle": 1, "partition": "given", "client_column": "site", "n_clients": None},
             "again",
@@ -150,6 +152,16 @@ def test_protocols_that_make_no_sense_are_refused(digits, changes, message):
     dataset = replace(digits, columns={"site": np.arange(1797) % 8})
     with pytest.raises(InputError, match=message):
         deal(dataset, replace(UNSEEN, **changes), seed=0)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"minimum": 1}, {"unseen_clients": 7}, {"unseen_clients": 0, "n_clients": 3, "reshuffle": 1}]
+)
+def test_protocols_that_just_make_sense_are_dealt(digits, changes):
+    protocol = replace(UNSEEN, **changes)
+    halves = deal(digits, protocol, seed=0)
+    assert len(halves) == protocol.n_clients
+    assert min(len(train) for train, _ in halves) >= 1
 
 
 @pytest.mark.parametrize(
