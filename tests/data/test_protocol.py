@@ -197,3 +197,22 @@ def test_a_client_without_a_name_is_refused(digits):
     federation = federate(digits, Protocol(n_clients=3, alpha=1.0), seed=0)
     with pytest.raises(InputError, match=r"1 of 3 client names is missing \(row 1,"):
         Federation(federation.train, federation.test, federation.class_names, ["a", "", "b"])
+
+
+def test_given_clients_have_the_names_of_their_column_and_others_numbers(digits):
+    dataset = replace(digits, columns={"site": np.array(["b", "a", "c"])[np.arange(1797) % 3]})
+    given = Protocol("given", None, client_column="site")
+    assert list(federate(dataset, given, 0).names) == ["a", "b", "c"]
+    assert list(federate(dataset, Protocol("domains", 3, client_column="site"), 0).names) == ["0", "1", "2"]
+
+
+def test_a_test_column_says_yes_or_no(digits):
+    flags = np.arange(1797) % 4 == 0
+    for column in (flags, flags.astype(int), np.where(flags, "test", "train")):
+        dataset = replace(digits, columns={"held": column})
+        for train, test in deal(dataset, Protocol("iid", 3, test_column="held"), 0):
+            assert flags[test].all()
+            assert not flags[train].any()
+    for column in (flags + 1, np.arange(1797) % 3, np.where(flags, "later", "train")):
+        with pytest.raises(InputError, match="held"):
+            deal(replace(digits, columns={"held": column}), Protocol("iid", 3, test_column="held"), 0)
