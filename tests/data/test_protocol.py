@@ -140,6 +140,8 @@ def test_theorem_3_in_records(digits, name, settings, moves):
         ({"unseen_clients": -1}, "at least one must train"),
         ({"unseen_clients": 2, "reshuffle": 1}, "none unseen"),
         ({"unseen_clients": 0, "reshuffle": -1}, "0 or more"),
+        ({"unseen_clients": 0, "reshuffle": 1, "n_clients": 2}, "at least three clients"),
+        ({"minimum": 0}, "it must be 1 or more"),
         (
             {"unseen_clients": 0, "reshuffle": 1, "partition": "given", "client_column": "site", "n_clients": None},
             "again",
@@ -150,6 +152,16 @@ def test_protocols_that_make_no_sense_are_refused(digits, changes, message):
     dataset = replace(digits, columns={"site": np.arange(1797) % 8})
     with pytest.raises(InputError, match=message):
         deal(dataset, replace(UNSEEN, **changes), seed=0)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"minimum": 1}, {"unseen_clients": 7}, {"unseen_clients": 0, "n_clients": 3, "reshuffle": 1}]
+)
+def test_protocols_that_just_make_sense_are_dealt(digits, changes):
+    protocol = replace(UNSEEN, **changes)
+    halves = deal(digits, protocol, seed=0)
+    assert len(halves) == protocol.n_clients
+    assert min(len(train) for train, _ in halves) >= 1
 
 
 @pytest.mark.parametrize(
@@ -185,3 +197,22 @@ def test_a_client_without_a_name_is_refused(digits):
     federation = federate(digits, Protocol(n_clients=3, alpha=1.0), seed=0)
     with pytest.raises(InputError, match=r"1 of 3 client names is missing \(row 1,"):
         Federation(federation.train, federation.test, federation.class_names, ["a", "", "b"])
+
+
+def test_given_clients_have_the_names_of_their_column_and_others_numbers(digits):
+    dataset = replace(digits, columns={"site": np.array(["b", "a", "c"])[np.arange(1797) % 3]})
+    given = Protocol("given", None, client_column="site")
+    assert list(federate(dataset, given, 0).names) == ["a", "b", "c"]
+    assert list(federate(dataset, Protocol("domains", 3, client_column="site"), 0).names) == ["0", "1", "2"]
+
+
+def test_a_test_column_says_yes_or_no(digits):
+    flags = np.arange(1797) % 4 == 0
+    for column in (flags, flags.astype(int), np.where(flags, "test", "train")):
+        dataset = replace(digits, columns={"held": column})
+        for train, test in deal(dataset, Protocol("iid", 3, test_column="held"), 0):
+            assert flags[test].all()
+            assert not flags[train].any()
+    for column in (flags + 1, np.arange(1797) % 3, np.where(flags, "later", "train")):
+        with pytest.raises(InputError, match="held"):
+            deal(replace(digits, columns={"held": column}), Protocol("iid", 3, test_column="held"), 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +17,7 @@ import apfl.maths.gcv as gcv_room
 from apfl import machine
 from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.maths.gcv import choose_gamma
+from apfl.maths.gcv import Path, choose_gamma
 from apfl.maths.hits import FEW_HITS, Grid, _with_neighbours, choose, grid, hits, local_prior
 from apfl.maths.leaveout import ECHO, LeftOut, fit_refinement, hat_basis, leverage_sketch, whiten
 from apfl.maths.personalise import MOST_NOISE, Rows, leave_out, solve_primary, width_for
@@ -75,6 +77,17 @@ def test_gamma_from_factorisations_does_not_fall_for_its_own_noise(monkeypatch):
     sketched = choose_gamma(stats)
     assert 0.3 < sketched.lowest / exact.lowest < 3.2  # a point of the path further at most
     assert not math.isfinite(sketched.scores[0])
+
+
+@pytest.mark.parametrize(("gamma", "tightness"), [(10.0, 20), (1000.0, 1.2), (1e6, 1.2)])
+def test_a_sketched_df_strays_no_further_than_the_spread_it_states(gamma, tightness):
+    """m Gaussian probes of a trace have standard deviation sqrt(2 / m) |.|_F; the spread is a bound that they know."""
+    phi, y = rows(300, 30, 3, 0)
+    fit = gcv_room._by_factorisation(statistics(phi, y))(gamma)
+    unfitted = gamma * torch.linalg.inv(phi.T @ phi + gamma * torch.eye(30, dtype=torch.float64))
+    deviation = math.sqrt(2 / gcv_room.TRACE_SKETCH) * float(unfitted.norm())
+    assert abs(fit.df - 30 + float(unfitted.trace())) <= 5 * deviation
+    assert 0.8 * deviation <= fit.spread <= tightness * deviation  # the bound itself is of a sketched trace
 
 
 def test_exact_leverage_is_not_clipped_as_a_sketched_one_is():
@@ -336,8 +349,50 @@ def test_a_width_that_does_not_fit_is_refused_with_one_that_does(monkeypatch):
     assert machine.needed(widest, 50, 1) <= 10**9 < machine.needed(2 * widest, 50, 1)
 
 
-def test_memory_is_known_here():
-    assert machine.available(torch.device("cpu")) is None or machine.available(torch.device("cpu")) > 10**6
+def test_free_memory_is_what_the_system_says(monkeypatch, tmp_path):
+    listing = tmp_path / "meminfo"
+    monkeypatch.setattr(machine, "Path", {"/proc/meminfo": listing}.__getitem__)
+    assert machine.available(torch.device("cpu")) is None  # no such file, as on a Mac
+    listing.write_text("MemTotal:  9000 kB\nMemFree:  50 kB\n")
+    assert machine.available(torch.device("cpu")) is None
+    listing.write_text("MemTotal:  9000 kB\nMemFree:  50 kB\nMemAvailable:    7000 kB\nCached:  1 kB\n")
+    assert machine.available(torch.device("cpu")) == 7000 * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the listing is Linux's")
+def test_free_memory_is_known_on_linux():
+    have = machine.available(torch.device("cpu"))
+    assert have is not None
+    assert 10**6 < have <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def decades_of(*scores):
+    """A curve by quarters of a decade."""
+    return Path([10 ** (step / 4) for step in range(len(scores))], list(scores), 100.0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "lowest", "chosen"),
+    [
+        ((9, 1.10, 1.02, 1.00, 1.01, 1.1), 3, 2),  # within 3 % of the lowest: a quarter of a decade less
+        ((9, 1.10, 1.04, 1.00, 1.01, 1.1), 3, 3),  # 4 % is too much
+        ((9, 1.02, 1.04, 1.00, 1.01, 1.1), 3, 3),  # the way to a good point must not lead over a worse one
+        ((1.1, 1.01, 1.01, 1.00, 1.01, 1.1), 3, 1),  # half a decade, and no further:
+        ((1.0, 1.01, 1.01, 1.01, 0.99, 1.1), 4, 2),
+        ((1.00, 1.02, 1.029, 1.04, 1.2), 0, 2),  # nothing smaller bears the lowest out: the largest within 3 %
+        ((math.inf, math.inf, 1.00, 1.02, 1.04), 2, 3),  # points that are not admitted do not either
+        ((0.1, 9, 1.02, 1.00, 1.01, 1.1), 3, 2),  # a minimum behind an ascent is not trusted
+        ((1.0, 1.24, 1.00, 1.2, 1.1), 2, 2),  # 24 % is no ascent, and of equal points the larger gamma counts
+        ((0.99, 1.25, 1.00, 1.1), 0, 2),  # and neither is 25 %
+        ((9, 1.10, 1.03, 1.00, 1.01, 1.1), 3, 2),  # 3 % is within 3 %
+        ((1.0,), 0, 0),
+        ((math.inf, math.inf), 1, 1),
+    ],
+)
+def test_gamma_is_the_smallest_within_three_percent_and_half_a_decade(scores, lowest, chosen):
+    path = decades_of(*scores)
+    assert path.gammas.index(path.lowest) == lowest
+    assert path.gammas.index(path.chosen) == chosen
 
 
 def test_gamma_keeps_some_ridge_where_the_curve_is_flat():

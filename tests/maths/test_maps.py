@@ -42,14 +42,19 @@ def test_golden_fingerprint():
     assert random_map(64, 32, "relu", seed=0).fingerprint == pinned
 
 
-def test_threads_do_not_change_the_map():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    one = random_map(50, 40, "cosine", seed=3)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_matrix_and_offset_follow_from_the_definition_on_any_number_of_threads(threads):
+    former = torch.get_num_threads()
     torch.set_num_threads(threads)
-    many = random_map(50, 40, "cosine", seed=3)
-    assert torch.equal(one.matrix, many.matrix)
-    assert torch.equal(one.offset, many.offset)
+    try:
+        drawn = random_map(7, 9, "cosine", seed=3)
+    finally:
+        torch.set_num_threads(former)
+    uniform = (np.array([word >> 11 for word in philox_4x64(3, 72)], dtype=np.float64) + 0.5) / 2**53
+    matrix = norm.ppf(uniform[:63]).reshape(7, 9) / math.sqrt(7)
+    assert np.array_equal(drawn.matrix.numpy(), matrix.astype(np.float32))
+    # The offset takes the words that follow the matrix's.
+    assert np.array_equal(drawn.offset.numpy(), (2 * math.pi * uniform[63:]).astype(np.float32))
 
 
 def test_entries_are_standard_normal_over_root_n():

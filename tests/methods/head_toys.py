@@ -1,4 +1,8 @@
-"""Small federations with a known structure, and one plain training loop to compare the stacked one with."""
+"""Small federations with a known structure, and one plain training loop to compare the stacked one with.
+
+The loop takes nothing from the engine, its random numbers least of all. The recipe is written out here a second time: a
+stream of numpy's default generator for each seed, round, client and purpose, so that no client or round moves another.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ import torch
 from torch import Tensor
 
 from apfl.data.federation import Shard
-from apfl.methods._stack import BATCHES, INITIAL, generator
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +39,22 @@ def clusters(
     return shards
 
 
+def minibatch_stream(seed: int, t: int, k: int) -> np.random.Generator:
+    """Shuffles of client ``k`` in round ``t``: one permutation of its rows for each epoch."""
+    return np.random.default_rng((seed, t, k, 1))
+
+
+def sampled_clients(seed: int, t: int, n_clients: int, participation: float, dropout: float = 0.0) -> list[int]:
+    """Who takes part in round ``t``: the first of a permutation, without those lost; the first stays if all are."""
+    rng = np.random.default_rng((seed, t, 0, 2))
+    drawn = rng.permutation(n_clients)[: max(1, round(participation * n_clients))].tolist()
+    lost = (rng.random(len(drawn)) < dropout).tolist()
+    return sorted(k for k, gone in zip(drawn, lost, strict=True) if not gone) or [drawn[0]]
+
+
 def initial_head(seed: int, width: int, n_classes: int) -> tuple[Tensor, Tensor]:
     """The head that everyone starts from."""
-    rng, bound = generator(seed, INITIAL), width**-0.5
+    rng, bound = np.random.default_rng((seed, 0, 0, 3)), width**-0.5
     weight, bias = rng.uniform(-bound, bound, (width, n_classes)), rng.uniform(-bound, bound, n_classes)
     return torch.from_numpy(weight), torch.from_numpy(bias)
 
@@ -50,7 +66,7 @@ def train_alone(
     rows = rooted(shard)
     weight, bias = (p.clone().requires_grad_() for p in head)
     optimiser = torch.optim.SGD([weight, bias], lr=lr)
-    rng = generator(seed, BATCHES, t, k)
+    rng = minibatch_stream(seed, t, k)
     for _ in range(epochs):
         for some in torch.from_numpy(rng.permutation(len(shard))).split(batch):
             optimiser.zero_grad()

@@ -16,7 +16,15 @@ from apfl.experiments.record import Record
 from apfl.experiments.run import Protocol, federate, run
 from apfl.methods import _stack, load_method
 from apfl.methods._training import stacked_rounds
-from tests.methods.head_toys import assert_same_heads, clusters, final, initial_head, one_thread, train_alone  # noqa: F401
+from tests.methods.head_toys import (  # noqa: F401
+    assert_same_heads,
+    clusters,
+    final,
+    initial_head,
+    one_thread,
+    sampled_clients,
+    train_alone,
+)
 
 SIZES = [37, 5, 64, 1, 20]  # out of order, one smaller than a minibatch, one a multiple of it
 
@@ -123,18 +131,34 @@ def test_sampling_and_dropout_draw_the_same_clients_for_every_method() -> None:
     ]
     draws = [[stack.participants(t) for t in range(30)] for stack in stacks]
     assert draws[0] == draws[1]
-    assert {len(there) for there in draws[0]} <= {1, 2, 3, 4}
+    # Clients of one size stand in the stack in their own order.
+    assert draws[0] == [sampled_clients(7, t, 8, 0.5, 0.4) for t in range(30)]
+    assert {len(places) for places in draws[0]} == {1, 2, 3, 4}
     assert set().union(*draws[0]) == set(range(8))
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_rounds_of_sampled_clients_are_one_client_at_a_time(seed: int) -> None:
+    clients = clusters(SIZES)
+    method = load_method("fedavg", n_rounds=6, participation=0.6, dropout=0.3, batch=16, epochs=1, lr=0.2)
+    head, taking_part = initial_head(seed, 6, 4), []
+    for t, current in enumerate(method.rounds(clients, 4, seed)):
+        taking_part.append(sampled_clients(seed, t, 5, 0.6, 0.3))
+        local = [train_alone(head, clients[k], k, t, seed=seed, lr=0.2, epochs=1, batch=16) for k in taking_part[-1]]
+        rows = torch.tensor([SIZES[k] for k in taking_part[-1]], dtype=torch.float64)
+        head = tuple(torch.einsum("k,k...->...", rows / rows.sum(), torch.stack(ps)) for ps in zip(*local, strict=True))
+        torch.testing.assert_close(current.models[0].weight, head[0], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(current.models[0].bias, head[1], rtol=1e-9, atol=1e-9)
+    assert len({tuple(ks) for ks in taking_part}) > 1
 
 
 def test_who_is_away_neither_trains_nor_counts() -> None:
     clients = clusters(SIZES)
     method = load_method("fedavg", n_rounds=1, participation=0.4, batch=16, epochs=1, lr=0.2)
-    stack = _stack.Stack([method], clients, 4, 0)
-    there = [stack.order[place] for place in stack.participants(0)]
-    assert len(there) == 2
-    local = [train_alone(initial_head(0, 6, 4), clients[k], k, 0, seed=0, lr=0.2, epochs=1, batch=16)[0] for k in there]
-    expected = sum(SIZES[k] * weight for k, weight in zip(there, local, strict=True)) / sum(SIZES[k] for k in there)
+    drawn = sampled_clients(0, 0, 5, 0.4)
+    assert len(drawn) == 2
+    local = [train_alone(initial_head(0, 6, 4), clients[k], k, 0, seed=0, lr=0.2, epochs=1, batch=16)[0] for k in drawn]
+    expected = sum(SIZES[k] * weight for k, weight in zip(drawn, local, strict=True)) / sum(SIZES[k] for k in drawn)
     last = final(method, clients, 4)
     torch.testing.assert_close(last.models[0].weight, expected, rtol=1e-9, atol=1e-12)
     assert last.bytes_up == 2 * 28 * 8  # two clients, 6 x 4 weights and 4 biases, float64

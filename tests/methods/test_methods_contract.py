@@ -9,6 +9,7 @@ import torch
 
 from apfl.data.federation import Shard
 from apfl.methods import load_method, method_class, method_names
+from apfl.methods._training import Training
 from tests.methods.head_toys import clusters, final, one_thread  # noqa: F401
 from tests.methods.test_methods import small
 
@@ -39,3 +40,20 @@ class TestEveryMethod:
         alike = all(torch.equal(model.scores(rows), models[0].scores(rows)) for model in models)
         assert cls.personal is not alike
         assert len((cls.__doc__ or "").strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in method_names() if issubclass(method_class(name), Training)])
+class TestEveryGradientMethod:
+    def test_another_seed_is_another_run(self, name: str) -> None:
+        clients = clusters([40, 13, 25], skew=True)
+        method = load_method(name, **small(name) | {"batch": 8})
+        one, other = (final(method, clients, 4, seed).models[0].weight for seed in (0, 1))
+        assert not torch.equal(one, other)
+        assert torch.equal(one, final(method, clients, 4, 0).models[0].weight)
+
+    def test_clients_with_the_same_rows_shuffle_them_differently(self, name: str) -> None:
+        """Else the mean over clients is that of one, and the noise of a minibatch does not average out."""
+        (shard,) = clusters([40])
+        method = load_method(name, **small(name) | {"batch": 8})
+        alone, twice = (final(method, [shard] * n, 4).models for n in (1, 2))
+        assert not torch.allclose(alone[0].weight, twice[-1].weight, rtol=1e-9, atol=1e-12)

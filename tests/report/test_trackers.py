@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -21,16 +22,16 @@ def test_what_is_told():
     assert json.loads(told.record)["seed"] == 3
 
 
-def test_a_missing_library_says_what_to_install(monkeypatch):
-    import apfl.report.trackers.wandb as adapter
+@pytest.mark.parametrize("tracker", trackers.TRACKERS)
+def test_a_missing_library_says_what_to_install(monkeypatch, tmp_path, tracker):
+    monkeypatch.setitem(sys.modules, tracker, None)  # so that importing it fails, whether it is installed or not
+    with pytest.raises(InputError, match=rf"{tracker} cannot be imported.*pip install 'apfl\[{tracker}\]'"):
+        next(send([record()], tracker, str(tmp_path), "p"))
 
-    def missing(module: str, extra: str):
-        raise InputError(f"pip install 'apfl[{extra}]'")
 
-    monkeypatch.setattr(adapter, "optional", missing)
-    with pytest.raises(InputError, match=r"pip install 'apfl\[wandb\]'"):
-        next(send([record()], "wandb", None, "p"))
-    assert trackers.TRACKERS == ("mlflow", "wandb")
+def test_an_unknown_tracker_is_refused_with_those_there_are():
+    with pytest.raises(InputError, match="no tracker 'wandbb'; did you mean 'wandb'"):
+        send([record()], "wandbb", None, "p")
 
 
 @pytest.mark.filterwarnings("ignore")  # of the library's own, on import
