@@ -22,8 +22,8 @@ from timing import interleaved
 
 from apfl.data import Samples, open_source
 from apfl.data.backbones import Backbone, load_backbone
+from apfl.data.device import device_of
 from apfl.data.extract.features import extract
-from apfl.data.extract.pipeline import extraction_device
 
 KINDS = {"32 x 32 PNG (CIFAR-100)": ((32, 32), "png"), "400 x 300 JPEG (ImageNet-R)": ((400, 300), "jpg")}
 
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
-    device = extraction_device(given.device)
+    device = device_of(given.device)
     what = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     print(f"{given.backbone}, batch {given.batch_size}, {given.images} images, {what}, torch {torch.__version__}\n")
     print("| images | ours | bare forward | ratio | target |\n| --- | --- | --- | --- | --- |")

@@ -20,9 +20,10 @@ from PIL import Image
 
 from apfl.data import load_dataset, open_source
 from apfl.data.backbones import Backbone, load_backbone
+from apfl.data.device import device_of
 from apfl.data.extract.features import cached_file, extract
 from apfl.data.extract.partial import Partial
-from apfl.data.extract.pipeline import extraction_device, through
+from apfl.data.extract.pipeline import through
 from apfl.data.federation import Dataset
 from apfl.data.samples import vectors
 from apfl.errors import InputError
@@ -262,7 +263,7 @@ def test_what_must_not_be_overwritten_or_mixed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="it must be at least 1"):
         extract(toy_samples(), toy_backbone(), tmp_path / "j.npz", batch_size=0)
     with pytest.raises(InputError, match="allowed are auto, cpu, cuda, cuda:N and mps"):
-        extraction_device("tpu")
+        device_of("tpu")
     assert not [path for path in tmp_path.glob("*.npz") if path != foreign]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apfl.cli.features import load_data
+from apfl.data.load import Source, load_data
 from apfl.experiments.cells import cells
 from apfl.experiments.plan import read_plan
 from apfl.experiments.record import read_records
@@ -237,14 +237,15 @@ def test_a_column_that_is_the_default_is_the_same_cell(tmp_path, capsys):
 def test_the_device_and_what_to_do_with_bad_images_reach_the_extraction(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "apfl.cli.bench.load_data", lambda data, **options: asked.append(options) or load_data(data, None)
+        "apfl.cli.bench.load_data",
+        lambda source, device, **_: asked.append((source, device)) or load_data(Source(source.data)),
     )
     plan = tmp_path / "plan.toml"
     plan.write_text("backbone = 'identity'\non_corrupt = 'skip'\n[protocol]\nn_clients = 3\n[methods.afl]\n")
     assert here("bench", plan, "--device", "cpu", "--dry-run") == 0
     assert here("bench", plan, "--on-corrupt", "refuse", "--pooling", "mean", "--dry-run") == 0
-    assert asked[0] == {"backbone": "identity", "on_corrupt": "skip", "device": "cpu"}
-    assert asked[1] == {"backbone": "identity", "on_corrupt": "refuse", "pooling": "mean", "device": "auto"}
+    assert asked[0] == (Source(backbone="identity", on_corrupt="skip"), "cpu")
+    assert asked[1] == (Source(backbone="identity", on_corrupt="refuse", pooling="mean"), "auto")
 
 
 def test_a_plan_tunes_on_the_same_grid_as_the_command_line(tmp_path):

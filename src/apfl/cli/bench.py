@@ -9,23 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from apfl.cli.features import (
-    BackboneRevisionOption,
-    FeatureColumnOption,
-    ImageColumnOption,
-    LabelColumnOption,
-    OnCorruptChoice,
-    PoolingOption,
-    RevisionOption,
-    SplitsOption,
-    load_data,
-)
-from apfl.cli.options import MinimumOption, device_of, names_of, seeds_of
+from apfl.cli.features import extract_aloud
+from apfl.cli.options import DeviceOption, MinimumOption, data_changes, names_of, seeds_of
 from apfl.cli.progress import Board, err, out
+from apfl.data.device import float64_device
 from apfl.data.federation import Dataset
+from apfl.data.load import Source, load_data
 from apfl.data.protocol import deal
 from apfl.data.registry import is_path
 from apfl.errors import InputError
@@ -42,17 +35,9 @@ from apfl.report.terminal import human_bytes, results_table
 __all__ = ["bench"]
 
 
+@data_changes("the plan's")
 def bench(
     plan: Annotated[Path, typer.Argument(help="A TOML file; experiments/ has one for each table and figure.")],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data", help="Other data than the plan's, as for `apfl run`, with options of its own.", show_default=False
-        ),
-    ] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="Another backbone, where --data holds images.", show_default=False)
-    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder to work in. \\[default: runs/PLAN-DATA]", show_default=False)
     ] = None,
@@ -88,33 +73,28 @@ def bench(
     threads: Annotated[
         int | None, typer.Option(help="Threads of each cell; part of the result.", show_default=False, min=1)
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto",
-    pooling: PoolingOption = None,
-    revision: RevisionOption = None,
-    backbone_revision: BackboneRevisionOption = None,
-    splits: SplitsOption = None,
-    image_column: ImageColumnOption = None,
-    label_column: LabelColumnOption = None,
-    feature_column: FeatureColumnOption = None,
-    on_corrupt: OnCorruptChoice = None,
+    device: DeviceOption = "auto",
+    *,
+    changes: Mapping[str, Any],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show what would run, stop.")] = False,
 ) -> None:
     """Run every cell of a plan: each method on each federation with each seed.
 
+    --data replaces all that the plan says about its data; give its --backbone, columns and the like too.
     The whole plan is checked before anything runs. Every finished cell is a file in OUT/cells; the same command
     goes on after an interruption and repeats nothing. Exits with code 1, and a list, if cells failed.
     """
+    own_data = {"data": changes["data"]} if "data" in changes else None  # with nothing that the plan says of its own
     given = read_plan(
-        plan, source=None if data is None else {"data": data}, backbone=backbone, pooling=pooling, revision=revision,
-        backbone_revision=backbone_revision, splits=splits, image_column=image_column, label_column=label_column,
-        feature_column=feature_column, on_corrupt=on_corrupt, rounds=rounds, threads=threads,
+        plan, source=own_data, **{name: value for name, value in changes.items() if name != "data"},
+        rounds=rounds, threads=threads,
         only=None if methods is None else names_of(methods, read_plan(plan).methods),
         seeds=None if seeds is None else seeds_of(seeds),
         protocol={"n_clients": clients, "alpha": alpha, "minimum": minimum, "client_column": client_column},
     )  # fmt: skip
-    todo, where = cells(given), str(device_of(device))
-    load = partial(load_data, **({"backbone": None} | given.source), device=device)
-    dataset = load()
+    todo, where = cells(given), str(float64_device(device))
+    load = partial(load_data, Source(**given.source), device=device)
+    dataset = load(extract=extract_aloud)
     identity = dataset.sha256 or dataset.name
     keyed = {cell.key(identity, where): cell for cell in todo}
     _check_federations(todo, dataset)
@@ -160,7 +140,7 @@ def _fitting(todo: Sequence[Cell], dataset: Dataset, threads: int, device: str) 
     if device != "cpu":
         return 1
     cores = n_cores()
-    free = available(device_of("cpu"))
+    free = available(torch.device("cpu"))
     by_memory = cores if free is None else int(0.8 * free / estimate.peak_bytes(todo, dataset))
     return max(1, min(cores // threads, by_memory))
 

@@ -2,151 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from apfl.cli.options import DeviceOption, data_options
 from apfl.cli.progress import Counter, err, out
-from apfl.data import Samples, open_source
-from apfl.data.backbones import load_backbone
-from apfl.data.extract.features import Extraction, cached_file, extract
-from apfl.data.federation import Dataset
-from apfl.data.samples import vectors
-from apfl.data.sources.features import load as load_features
+from apfl.data.backbones import Backbone
+from apfl.data.extract.features import Extraction, extract
+from apfl.data.load import Source, extract_source
+from apfl.data.samples import Samples
 from apfl.errors import InputError
 
-__all__ = ["features", "load_data"]
+__all__ = ["extract_aloud", "features"]
 
-BackboneOption = Annotated[
-    str | None,
-    typer.Option(
-        help="vit-mae-base, dinov2-small, clip-vit-b32, efficientnet-lite0, identity (vectors), owner/name on the Hub, "
-        "or a folder with a model.",
-        show_default=False,
-    ),
-]
-PoolingOption = Annotated[
-    str | None, typer.Option(help="cls or mean; presets have a default, other models need one.", show_default=False)
-]
-RevisionOption = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of a dataset on the Hub.", show_default=False)
-]
-BackboneRevisionOption = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.", show_default=False)
-]
-ImageColumnOption = Annotated[str | None, typer.Option(help="Column of images of a Hub dataset.", show_default=False)]
-LabelColumnOption = Annotated[
-    str | None, typer.Option(help="Column of labels of a Hub dataset, CSV or Parquet.", show_default=False)
-]
-FeatureColumnOption = Annotated[
-    str | None,
-    typer.Option(help="Column of vectors of a CSV or Parquet, or the prefix of its columns.", show_default=False),
-]
-SplitsOption = Annotated[
-    str | None,
-    typer.Option(help="Official splits of a Hub dataset to pool, with commas. \\[default: all]", show_default=False),
-]
-OnCorruptOption = Annotated[str, typer.Option(help="refuse or skip images that cannot be read.")]
-OnCorruptChoice = Annotated[  # where a plan or a record has its own
-    str | None, typer.Option(help="refuse or skip images that cannot be read.", show_default=False)
-]
 BatchSizeOption = Annotated[
     int | None, typer.Option(help="Samples at a time. \\[default: 16 on a CPU, else 128]", show_default=False)
 ]
 
 
+@data_options(argument=True)
 def features(
-    data: Annotated[str, typer.Argument(help="A name or path, as for `apfl run --data`.")],
-    backbone: BackboneOption = None,
+    source: Source,
     target: Annotated[
         Path | None, typer.Option("--out", help="The .npz to write. \\[default: in the cache]", show_default=False)
     ] = None,
-    pooling: PoolingOption = None,
-    revision: RevisionOption = None,
-    backbone_revision: BackboneRevisionOption = None,
-    splits: SplitsOption = None,
-    image_column: ImageColumnOption = None,
-    label_column: LabelColumnOption = None,
-    feature_column: FeatureColumnOption = None,
-    on_corrupt: OnCorruptOption = "refuse",
     batch_size: BatchSizeOption = None,
-    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:N or mps.")] = "auto",
+    device: DeviceOption = "auto",
     mixed_precision: Annotated[bool, typer.Option(help="Run the network in bfloat16 where it can.")] = False,
 ) -> None:
     """Send images through a frozen backbone once, and keep the features.
 
     A second call reads what is there; a killed one goes on where it stopped.
     """
-    if backbone is None:
+    if source.backbone is None:  # said before anything is opened, which may mean a download
         raise InputError("no backbone given; name one with --backbone, for example --backbone vit-mae-base")
     if target is not None and target.suffix != ".npz":
         raise InputError(f"--out {target} given; the file is an .npz: give it that ending")
-    opened = _open(data, revision, splits, image_column, label_column, feature_column)
-    result = _extract(
-        opened, backbone, pooling, backbone_revision, target,
-        on_corrupt=on_corrupt, batch_size=batch_size, device=device, mixed_precision=mixed_precision,
+    result = extract_source(
+        source, source.open(), target,
+        extract=extract_aloud, batch_size=batch_size, device=device, mixed_precision=mixed_precision,
     )  # fmt: skip
     state = "up to date, nothing extracted" if not result.n_computed else f"{result.n_computed} extracted now"
     out.print(f"features of {result.n_rows} samples: {result.path} ({state})", soft_wrap=True, highlight=False)
 
 
-def load_data(
-    data: str,
-    backbone: str | None,
-    *,
-    pooling: str | None = None,
-    revision: str | None = None,
-    backbone_revision: str | None = None,
-    splits: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    feature_column: str | None = None,
-    on_corrupt: str = "refuse",
-    device: str = "auto",
-) -> Dataset:
-    """Vectors as they are; images through the backbone, or from the cache."""
-    opened = _open(data, revision, splits, image_column, label_column, feature_column)
-    if isinstance(opened, Dataset):
-        if backbone not in (None, "identity"):
-            raise InputError(f"'{data}' holds features already; leave --backbone {backbone} out")
-        if pooling or backbone_revision:
-            raise InputError(f"'{data}' holds features already; leave --pooling and --backbone-revision out")
-        return opened
-    if backbone is None:
-        raise InputError(f"'{data}' holds images; name the backbone that makes features of them with --backbone")
-    result = _extract(opened, backbone, pooling, backbone_revision, None, on_corrupt=on_corrupt, device=device)
-    name = f"{opened.name}-{backbone if not Path(backbone).is_dir() else Path(backbone).resolve().name}"
-    return replace(load_features(result.path), name=name)
-
-
-def _open(
-    data: str,
-    revision: str | None,
-    splits: str | None,
-    image_column: str | None,
-    label_column: str | None,
-    feature_column: str | None,
-) -> Dataset | Samples:
-    names = None if splits is None else [name.strip() for name in splits.split(",")]
-    return open_source(
-        data, revision=revision, splits=names,
-        image_column=image_column, label_column=label_column, feature_column=feature_column,
-    )  # fmt: skip
-
-
-def _extract(
-    opened: Dataset | Samples,
-    backbone: str,
-    pooling: str | None,
-    backbone_revision: str | None,
-    target: Path | None,
-    **options: Any,
-) -> Extraction:
-    samples = vectors(opened) if isinstance(opened, Dataset) else opened
-    network = load_backbone(backbone, pooling=pooling, revision=backbone_revision)
-    path = target or cached_file(samples, network, mixed_precision=options.get("mixed_precision", False))
+def extract_aloud(samples: Samples, network: Backbone, path: Path, **options: Any) -> Extraction:
+    """`extract`, with a counter and a line for each sample that was skipped."""
     try:
         with Counter(f"{samples.name} through {network.name}", len(samples)) as counter:
             result = extract(samples, network, path, on_progress=counter.show, **options)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from dataclasses import Field, fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
 
-import torch
 import typer
 
+from apfl.data.load import Source
 from apfl.data.protocol import Protocol
 from apfl.errors import InputError
 from apfl.experiments.plan import LARGEST_SEED
@@ -17,22 +20,22 @@ __all__ = [
     "ClientColumnOption",
     "ClientsOption",
     "DataOption",
+    "DeviceOption",
     "MinimumOption",
     "PartitionOption",
-    "device_of",
+    "assignment",
+    "data_changes",
+    "data_options",
     "names_of",
     "protocol_of",
     "seeds_of",
 ]
 
-DataOption = Annotated[
+DeviceOption = Annotated[
     str,
-    typer.Option(
-        "--data",
-        help="'digits' (embedded); a file of features (.npz, .npy, .csv, .parquet); or images, with --backbone: "
-        "'cifar100', 'imagenet-r', owner/name on the Hub, a folder of images or of a saved dataset, an .npz.",
-    ),
+    typer.Option("--device", help="auto (a GPU if there is one), cpu, cuda, cuda:N, or mps for the backbone alone."),
 ]
+DataOption = Annotated[str, typer.Option("--data", help=Source.__dataclass_fields__["data"].metadata["help"])]
 ClientsOption = Annotated[
     int | None,
     typer.Option("--clients", help="Number of clients (10 unless a client column says).", show_default=False),
@@ -75,18 +78,71 @@ def seeds_of(text: str) -> list[int]:
     return seeds
 
 
-def device_of(name: str) -> torch.device:
-    """The device of --device."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or not (index == "" or index.isdigit()):
-        raise InputError(f"--device {name} given; allowed are auto, cpu, cuda and cuda:N (float64 is needed)")
-    if kind == "cuda" and (not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()):
-        raise InputError(
-            f"--device {name} given, but torch sees {torch.cuda.device_count()} GPUs here; use --device cpu"
-        )
-    return torch.device(name)
+def assignment(text: str, example: str) -> tuple[str, str]:
+    """Key and value of one --set; ``example`` shows what is expected."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    form = "METHOD.KEY=VALUE" if "." in example.partition("=")[0] else "KEY=VALUE"
+    if not (key and equals) or (form == "METHOD.KEY=VALUE" and not all(key.partition("."))):
+        raise InputError(f"--set {text!r} given; expected {form}, for example {example}")
+    return key, value
+
+
+def data_options(*, argument: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `Source`: it is called with ``source``. ``argument``: DATA is an argument."""
+
+    def options(each: Field[Any], kind: Any) -> Parameter:
+        if each.name == "data" and argument:
+            info: Any = typer.Argument(help="A name or path, as for `apfl run --data`.")
+            return Parameter(each.name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info])
+        unset = each.metadata["unset"]
+        info = typer.Option(help=_with_default(each, unset), show_default=each.default is not None)
+        return Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=Annotated[kind, info])
+
+    return _adding(options, "source", lambda given: Source(**given))
+
+
+def data_changes(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same options for a command that has a source already: it is called with ``changes``, those that were given.
+
+    ``default`` says in words whose source it is: "the plan's".
+    """
+
+    def options(each: Field[Any], kind: Any) -> Parameter:
+        info = typer.Option(help=_with_default(each, default), show_default=False)
+        return Parameter(each.name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info])
+
+    return _adding(
+        options, "changes", lambda given: {name: value for name, value in given.items() if value is not None}
+    )
+
+
+def _with_default(each: Field[Any], default: str) -> str:
+    return str(each.metadata["help"]) + (f" \\[default: {default}]" if default else "")
+
+
+def _adding(
+    options: Callable[[Field[Any], Any], Parameter], name: str, gather: Callable[[dict[str, Any]], Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that puts one option for each field of `Source` in the place of the parameter ``name``; typer reads
+    the signature. --data comes first of all."""
+    kinds = get_type_hints(Source)
+    first, *rest = (options(each, kinds[each.name]) for each in fields(Source))
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def called(**given: Any) -> None:
+            command(**{name: gather({each.name: given.pop(each.name) for each in fields(Source)})}, **given)
+
+        own = [
+            each.replace(kind=Parameter.KEYWORD_ONLY) for each in signature(command, eval_str=True).parameters.values()
+        ]
+        place = [each.name for each in own].index(name)
+        parameters = [first, *own[:place], *rest, *own[place + 1 :]]
+        called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        return called
+
+    return decorate
 
 
 def protocol_of(

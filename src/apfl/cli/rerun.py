@@ -2,50 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from apfl.cli.features import (
-    BackboneOption,
-    BackboneRevisionOption,
-    FeatureColumnOption,
-    ImageColumnOption,
-    LabelColumnOption,
-    OnCorruptChoice,
-    PoolingOption,
-    RevisionOption,
-    SplitsOption,
-    load_data,
-)
-from apfl.cli.options import device_of
+from apfl.cli.features import extract_aloud
+from apfl.cli.options import data_changes
 from apfl.cli.progress import out
+from apfl.data.device import float64_device
+from apfl.data.load import Source, load_data
 from apfl.experiments.rerun import differences, run_again, select
 from apfl.report.sheet import read
 
 __all__ = ["rerun"]
 
 
+@data_changes("the record's")
 def rerun(
     record: Annotated[
         Path, typer.Argument(help="A cell of `apfl bench` (.json); or records.jsonl, or a folder, with a choice.")
     ],
-    data: Annotated[str | None, typer.Option("--data", help="Where the same data are now.", show_default=False)] = None,
     method: Annotated[str | None, typer.Option(help="Of several records: this method.", show_default=False)] = None,
     seed: Annotated[int | None, typer.Option(help="Of several records: this seed.", show_default=False)] = None,
     clients: Annotated[int | None, typer.Option(help="Of several: so many clients.", show_default=False)] = None,
     alpha: Annotated[float | None, typer.Option(help="Of several: this alpha.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="Another device.", show_default=False)] = None,
-    backbone: BackboneOption = None,
-    pooling: PoolingOption = None,
-    revision: RevisionOption = None,
-    backbone_revision: BackboneRevisionOption = None,
-    splits: SplitsOption = None,
-    image_column: ImageColumnOption = None,
-    label_column: LabelColumnOption = None,
-    feature_column: FeatureColumnOption = None,
-    on_corrupt: OnCorruptChoice = None,
+    *,
+    changes: Mapping[str, Any],
 ) -> None:
     """Run the cell of one record again, with the same settings, seed and threads, and compare.
 
@@ -53,15 +38,9 @@ def rerun(
     Exits with code 0 if every number is the same, 1 if not, with the differences.
     """
     one = select(read([record]), record, method=method, seed=seed, n_clients=clients, alpha=alpha)
-    given = {
-        "data": data, "backbone": backbone, "pooling": pooling, "revision": revision, "splits": splits,
-        "backbone_revision": backbone_revision, "image_column": image_column, "label_column": label_column,
-        "feature_column": feature_column, "on_corrupt": on_corrupt,
-    }  # fmt: skip
-    source = {"data": one.data, "backbone": None, **one.source}
-    source |= {name: value for name, value in given.items() if value is not None}
-    dataset = load_data(**source, device=device or "auto")
-    again = run_again(one, dataset, device_of(device or one.device))
+    source = Source(**{"data": one.data, **one.source, **changes})
+    dataset = load_data(source, device=device or "auto", extract=extract_aloud)
+    again = run_again(one, dataset, float64_device(device or one.device))
     found = differences(one, again)
     what = f"{one.method}, seed {one.seed}: accuracy {100 * one.accuracy_client_mean:.4f} % then"
     if not found:

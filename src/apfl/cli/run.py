@@ -12,32 +12,24 @@ from typing import Annotated, Any
 
 import typer
 
-from apfl.cli.features import (
-    BackboneOption,
-    BackboneRevisionOption,
-    FeatureColumnOption,
-    ImageColumnOption,
-    LabelColumnOption,
-    OnCorruptOption,
-    PoolingOption,
-    RevisionOption,
-    SplitsOption,
-    load_data,
-)
+from apfl.cli.features import extract_aloud
 from apfl.cli.options import (
     AlphaOption,
     ClientColumnOption,
     ClientsOption,
-    DataOption,
+    DeviceOption,
     MinimumOption,
     PartitionOption,
-    device_of,
+    assignment,
+    data_options,
     names_of,
     protocol_of,
     seeds_of,
 )
 from apfl.cli.progress import ended, err, line, out, spinner
+from apfl.data.device import float64_device
 from apfl.data.federation import Dataset, Federation
+from apfl.data.load import Source, load_data
 from apfl.errors import InputError
 from apfl.experiments.record import Record, keep_record, read_records
 from apfl.experiments.run import Protocol, federate, save_models
@@ -55,8 +47,8 @@ GroupColumnOption = Annotated[
 ]
 
 
+@data_options()
 def run(
-    data: DataOption = "digits",
     clients: ClientsOption = None,
     alpha: AlphaOption = Protocol.alpha,
     partition: PartitionOption = None,
@@ -67,7 +59,7 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="METHOD.KEY=VALUE, for example apfl.balance=0.3. Repeatable.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto",
+    device: DeviceOption = "auto",
     folder: Annotated[
         Path | None,
         typer.Option("--out", help="Folder for records and models. \\[default: runs/DATA-TIME]", show_default=False),
@@ -79,18 +71,13 @@ def run(
     client_column: ClientColumnOption = None,
     test_column: TestColumnOption = None,
     group_column: GroupColumnOption = None,
-    test_fraction: Annotated[float, typer.Option(help="Share of each client's rows kept for testing.")] = 0.25,
+    test_fraction: Annotated[
+        float, typer.Option(help="Share of each client's rows kept for testing.")
+    ] = Protocol.test_fraction,
     minimum: MinimumOption = None,
-    classes_per_client: Annotated[int, typer.Option(help="With --partition classes.")] = 2,
-    backbone: BackboneOption = None,
-    pooling: PoolingOption = None,
-    revision: RevisionOption = None,
-    backbone_revision: BackboneRevisionOption = None,
-    splits: SplitsOption = None,
-    image_column: ImageColumnOption = None,
-    label_column: LabelColumnOption = None,
-    feature_column: FeatureColumnOption = None,
-    on_corrupt: OnCorruptOption = "refuse",
+    classes_per_client: Annotated[int, typer.Option(help="With --partition classes.")] = Protocol.classes_per_client,
+    *,
+    source: Source,
 ) -> None:
     """Run methods on one federation and print a table. No arguments are needed.
 
@@ -102,14 +89,8 @@ def run(
     )
     chosen = _methods(methods, settings or [])
     seed_list = seeds_of(seeds)
-    where = device_of(device)
-    given: dict[str, Any] = {
-        "backbone": backbone, "pooling": pooling, "revision": revision, "backbone_revision": backbone_revision,
-        "splits": splits, "image_column": image_column, "label_column": label_column, "feature_column": feature_column,
-        "on_corrupt": None if on_corrupt == "refuse" else on_corrupt,
-    }  # fmt: skip
-    given = {name: value for name, value in given.items() if value is not None}
-    dataset = load_data(data, **({"backbone": None} | given), device=device)
+    where = float64_device(device)
+    dataset = load_data(source, device=device, extract=extract_aloud)
     # Everything that can be refused is refused before anything is run or written.
     federations = {seed: federate(dataset, protocol, seed) for seed in seed_list}
     folder = folder or Path("runs") / f"{Path(dataset.name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -123,7 +104,7 @@ def run(
         _check_folder(folder, dataset, protocol, chosen, seed_list)
         for seed, federation in federations.items():
             for record in _run_seed(
-                federation.to(where), dataset, protocol, chosen, seed, folder, save, {"data": data} | given
+                federation.to(where), dataset, protocol, chosen, seed, folder, save, source.changed()
             ):
                 records.append(record)
                 ended(len(records), len(federations) * len(chosen), record)
@@ -222,14 +203,12 @@ def _methods(names: str, assignments: Sequence[str]) -> dict[str, Method]:
     """The methods asked for, with the settings of --set."""
     wanted = METHODS.by_name(names_of(names, method_names()))
     settings: dict[str, dict[str, Any]] = {name: {} for name, given in wanted.items() if method_class(given)}
-    for assignment in assignments:
-        method, dot, rest = assignment.partition(".")
-        key, equals, value = rest.partition("=")
-        if not (dot and equals and key):
-            raise InputError(f"--set {assignment!r} given; expected METHOD.KEY=VALUE, for example apfl.balance=0.3")
+    for text in assignments:
+        full_key, value = assignment(text, "apfl.balance=0.3")
+        method, _, key = full_key.partition(".")
         if method not in settings:
             method_class(method)
-            raise InputError(f"--set {assignment!r} is for {method}, which is not run; add it to --methods")
+            raise InputError(f"--set {text!r} is for {method}, which is not run; add it to --methods")
         settings[method][key] = value
     return {name: load_method(given, **settings[name]) for name, given in wanted.items()}
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from apfl.cli.options import assignment
 from apfl.cli.progress import err, out
 from apfl.errors import InputError, optional
 from apfl.federate import Site, Terms
@@ -169,13 +170,7 @@ def simulate(
 
 def method_settings(assignments: list[str] | None) -> dict[str, str]:
     """What --set says."""
-    found = {}
-    for assignment in assignments or []:
-        key, equals, value = assignment.partition("=")
-        if not (key and equals):
-            raise InputError(f"--set {assignment!r} given; expected KEY=VALUE, for example d_primary=1024")
-        found[key] = value
-    return found
+    return dict(assignment(text, "d_primary=1024") for text in assignments or [])
 
 
 def status_of_folder(folder: Path, as_json: bool, recent: bool = False) -> Callable[[], Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,10 +13,11 @@ from apfl.data.federation import Dataset, Federation, Shard
 from apfl.data.partition import COLUMNS, load_partition, options_of, split
 from apfl.errors import InputError
 
-__all__ = ["Protocol", "apart", "deal", "federate"]
+__all__ = ["Protocol", "apart", "deal", "federate", "halving", "sharding"]
 
 OPTIONS = ("alpha", "minimum", "classes_per_client")  # what a partition may ask the protocol for
 Halves = tuple[np.ndarray, np.ndarray]  # one client's rows: training, test
+FLAGS = {"0": False, "1": True, "false": False, "true": True, "train": False, "test": True}  # of a test column
 UNSEEN, RESHUFFLE = 7, 8  # what a stream of random numbers is for, so that it moves no other one
 
 
@@ -39,14 +40,7 @@ class Protocol:
 
 def federate(dataset: Dataset, protocol: Protocol, seed: int) -> Federation:
     """Deal the rows of ``dataset`` out to clients and split each client's rows; all randomness from ``seed``."""
-    halves = deal(dataset, protocol, seed)
-    groups = _codes(dataset, protocol.group_column)
-
-    def shard(rows: np.ndarray) -> Shard:
-        own = torch.from_numpy(rows)
-        codes = None if groups is None else torch.from_numpy(groups[rows])
-        return Shard(dataset.features[own], dataset.labels[own], codes)
-
+    halves, shard = deal(dataset, protocol, seed), sharding(dataset, protocol)
     train, test = ([shard(half[side]) for half in halves] for side in (0, 1))
     return Federation(train, test, dataset.class_names, _client_names(dataset, protocol, len(halves)))
 
@@ -59,18 +53,37 @@ def deal(dataset: Dataset, protocol: Protocol, seed: int) -> list[Halves]:
     recipe, options = load_partition(protocol.partition), _partition_options(dataset, protocol)
     parts = recipe(dataset.labels.numpy(), protocol.n_clients, rng, **options)
     _check_unseen(protocol, len(parts))
-    groups = _codes(dataset, protocol.group_column)
-    in_test = None if protocol.test_column is None else _flags(dataset, protocol.test_column)
-    halves: list[Halves] = []
-    for rows in parts:
-        if in_test is None:
-            own_groups = None if groups is None else groups[rows]
-            halves.append(split(rows, rng, test_fraction=protocol.test_fraction, groups=own_groups))
-        else:
-            halves.append((rows[~in_test[rows]], rows[in_test[rows]]))
+    halve = halving(dataset, protocol)
+    halves = [halve(rows, rng) for rows in parts]
     if protocol.reshuffle is None:
         return halves
     return _reshuffled(dataset, protocol, halves, seed)
+
+
+def halving(dataset: Dataset, protocol: Protocol) -> Callable[[np.ndarray, np.random.Generator], Halves]:
+    """How one client's rows become training and test rows: by the test column, or by share with whole groups."""
+    groups = _codes(dataset, protocol.group_column)
+    in_test = None if protocol.test_column is None else _test_flags(dataset, protocol.test_column)
+
+    def halve(rows: np.ndarray, rng: np.random.Generator) -> Halves:
+        if in_test is not None:
+            return rows[~in_test[rows]], rows[in_test[rows]]
+        own_groups = None if groups is None else groups[rows]
+        return split(rows, rng, test_fraction=protocol.test_fraction, groups=own_groups)
+
+    return halve
+
+
+def sharding(dataset: Dataset, protocol: Protocol) -> Callable[[np.ndarray], Shard]:
+    """How rows become a shard, with the codes of their groups if the protocol has a group column."""
+    groups = _codes(dataset, protocol.group_column)
+
+    def shard(rows: np.ndarray) -> Shard:
+        own = torch.from_numpy(rows)
+        codes = None if groups is None else torch.from_numpy(groups[rows])
+        return Shard(dataset.features[own], dataset.labels[own], codes)
+
+    return shard
 
 
 def apart(federation: Federation, protocol: Protocol, seed: int) -> tuple[Federation, Federation | None]:
@@ -138,16 +151,21 @@ def _client_names(dataset: Dataset, protocol: Protocol, n_clients: int) -> list[
     return [str(k) for k in range(n_clients)]
 
 
-def _flags(dataset: Dataset, name: str) -> np.ndarray:
+def _test_flags(dataset: Dataset, name: str) -> np.ndarray:
+    """True for test rows. A value that is neither training nor test is refused: a guess would leak or lose rows."""
     column = dataset.column(name)
-    if column.dtype.kind == "U" and np.isin(column, ("train", "test")).all():
-        return np.asarray(column == "test")
-    if not np.isin(column, (0, 1)).all():
-        raise InputError(
-            f"column '{name}' of {dataset.name} must be true or false, or 'train' or 'test', in every row "
-            "to say which are for testing"
-        )
-    return column.astype(bool)
+    words = [_word(value) for value in column.tolist()]
+    for row, word in enumerate(words):
+        if word not in FLAGS:
+            raise InputError(
+                f"column '{name}' of {dataset.name} has {column[row]} in row {row}; it must be true or false, 1 or 0, "
+                "or 'test' or 'train', in every row to say which are for testing"
+            )
+    return np.array([FLAGS[word] for word in words], dtype=bool)
+
+
+def _word(value: bool | float | str) -> str:
+    return str(int(value)) if isinstance(value, bool | float) and value in (0, 1) else str(value).lower()
 
 
 def _codes(dataset: Dataset, name: str | None) -> np.ndarray | None:

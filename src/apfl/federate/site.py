@@ -20,7 +20,7 @@ from torch import Tensor
 
 from apfl.data import load_dataset
 from apfl.data.federation import Shard
-from apfl.data.partition import split
+from apfl.data.protocol import Protocol, halving, sharding
 from apfl.errors import InputError
 from apfl.federate.contribution import Repeats, encode
 from apfl.federate.disclosure import Usable, WhatLeaves, names_under, select, what_leaves
@@ -65,20 +65,10 @@ class Site:
     ) -> Site:
         """A client whose features are in a file; some rows may be kept for testing, by column or by share."""
         dataset = load_dataset(data)
-        rows = np.arange(len(dataset.labels))
-        codes = None if group_column is None else np.unique(dataset.column(group_column), return_inverse=True)[1]
-        if test_column is not None:
-            chosen = np.isin(dataset.column(test_column).astype(str), ("1", "True", "true", "test"))
-            fit, held = rows[~chosen], rows[chosen]
-        else:
-            fit, held = split(rows, np.random.default_rng(seed), test_fraction=test_fraction, groups=codes)
-        groups = None if codes is None else torch.from_numpy(codes)
-
-        def shard(some: np.ndarray) -> Shard:
-            own = torch.from_numpy(some)
-            return Shard(dataset.features[own], dataset.labels[own], None if groups is None else groups[own])
-
-        return cls(folder, name, shard(fit), dataset.class_names, shard(held) if len(held) else None)
+        protocol = Protocol(test_fraction=test_fraction, test_column=test_column, group_column=group_column)
+        rows, rng = np.arange(len(dataset.labels)), np.random.default_rng(seed)
+        train, test = map(sharding(dataset, protocol), halving(dataset, protocol)(rows, rng))
+        return cls(folder, name, train, dataset.class_names, test if len(test) else None)
 
     # ---------------------------------------------------------------------------------------- what leaves
 

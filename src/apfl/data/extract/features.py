@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from apfl.data.backbones import Backbone
+from apfl.data.device import device_of
 from apfl.data.extract.partial import Partial
-from apfl.data.extract.pipeline import extraction_device, through
+from apfl.data.extract.pipeline import through
 from apfl.data.hub_access import cache_folder
 from apfl.data.samples import Samples
 from apfl.data.sources.features import RESERVED, array_names, read_arrays, read_provenance
@@ -62,7 +63,7 @@ def extract(
     if samples.kind != backbone.takes:
         hint = "use identity, or no backbone" if samples.kind == "vectors" else "choose a backbone for images"
         raise InputError(f"{samples.name} holds {samples.kind}, but {backbone.name} takes {backbone.takes}; {hint}")
-    where = extraction_device(device)
+    where = device_of(device)
     size = (16 if where.type == "cpu" else 128) if batch_size is None else batch_size
     if size < 1:
         raise InputError(f"--batch-size {batch_size} given; it must be at least 1")

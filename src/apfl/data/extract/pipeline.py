@@ -17,7 +17,7 @@ from apfl.data.samples import Samples
 from apfl.errors import InputError
 from apfl.machine import n_cores
 
-__all__ = ["Passed", "extraction_device", "through"]
+__all__ = ["Passed", "through"]
 
 # Batches that are decoded while one is in the network. On a CPU the network uses every core already, and decoding at
 # the same time makes its threads wait for each other: on two busy cores it ran at 0.78 of its bare speed, not at 0.95.
@@ -80,19 +80,6 @@ class _Filling:
 
 class _OtherSizeError(Exception):
     pass
-
-
-def extraction_device(name: str) -> torch.device:
-    """``auto`` is a GPU, NVIDIA's or Apple's, if there is one."""
-    have = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if name == "auto":
-        name = next(kind for kind in ("cuda", "mps", "cpu") if have[kind])
-    kind, _, index = name.partition(":")
-    if kind not in have or not (index == "" or index.isdigit()):
-        raise InputError(f"--device {name} given; allowed are auto, cpu, cuda, cuda:N and mps")
-    if int(index or 0) >= have[kind]:
-        raise InputError(f"--device {name} given, but torch sees {have[kind]} of that kind here; use --device cpu")
-    return torch.device(name)
 
 
 def through(

@@ -10,13 +10,23 @@ from typing import IO
 import numpy as np
 
 from apfl.data.samples import Samples, decode
-from apfl.data.sources.features import coded_labels, file_sha256, read_arrays
+from apfl.data.sources import Match, by_ending
+from apfl.data.sources.features import array_names, coded_labels, file_sha256, read_arrays
 from apfl.errors import InputError
 
+READS = "a file .npz of images"
 
-def load(path: str | Path) -> Samples:
+
+def accepts(source: str) -> Match:
+    """An .npz that holds an array ``images``; one that cannot be read is refused by ``features``."""
+    if not by_ending(source, ".npz") or not zipfile.is_zipfile(source):
+        return Match.NO
+    return Match.CONTENT if "images" in array_names(Path(source)) else Match.NO
+
+
+def load(source: str | Path) -> Samples:
     """The images of an ``.npz``; its other arrays of n entries are columns."""
-    path = Path(path)
+    path = Path(source)
     arrays = read_arrays(path, without=("images",))
     if "labels" not in arrays:
         raise InputError(f"{path} has 'images' but no array 'labels' (it has: {', '.join(sorted(arrays))})")
@@ -24,7 +34,7 @@ def load(path: str | Path) -> Samples:
     return _samples(path, shape, dtype, fetch, arrays)
 
 
-def load_npy(path: str | Path, images: np.ndarray, labels: np.ndarray, *beside: Path) -> Samples:
+def from_mapped(path: str | Path, images: np.ndarray, labels: np.ndarray, *beside: Path) -> Samples:
     """The images of an ``.npy`` that is mapped, not read; what else they were read from is ``beside`` it."""
     path, found = Path(path), {"labels": labels}
     return _samples(path, images.shape, images.dtype, lambda row: np.array(images[row]), found, *beside)

@@ -19,14 +19,23 @@ import torch
 
 from apfl.data.federation import Dataset
 from apfl.data.missing import missing, refuse_missing
+from apfl.data.sources import Match, by_ending, existing
 from apfl.errors import InputError
 
 RESERVED = ("features", "images", "labels", "scale", "class_names", "provenance")  # arrays that are not columns
 
 
-def load(path: str | Path) -> Dataset:
+READS = "a file .npz of features"
+
+
+def accepts(source: str) -> Match:
+    """Any .npz; `arrays` knows better if it holds images."""
+    return by_ending(source, ".npz")
+
+
+def load(source: str | Path) -> Dataset:
     """Read and check the file."""
-    path = Path(path)
+    path = Path(source)
     return from_arrays(path, read_arrays(path))
 
 
@@ -58,8 +67,7 @@ def load_unlabelled(path: str | Path) -> torch.Tensor:
 
 def read_arrays(path: Path, without: Collection[str] = ()) -> dict[str, np.ndarray]:
     """The arrays of an ``.npz``, but for those named."""
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
+    existing(path)
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {name: file[name] for name in file.files if name not in without}

@@ -8,14 +8,23 @@ from pathlib import Path
 import numpy as np
 
 from apfl.data.samples import Samples, decode
+from apfl.data.sources import Match
 from apfl.errors import InputError, optional
 
 LAYOUT = "expected root/class/image files, or root/domain/class/image files"
 
 
-def load(path: str | Path) -> Samples:
+READS = "a folder of images"
+
+
+def accepts(source: str) -> Match:
+    """Any folder, if no other source finds its own files in it."""
+    return Match.GUESS if source and Path(source).is_dir() else Match.NO  # an empty name would be the folder one is in
+
+
+def load(source: str | Path) -> Samples:
     """The images in the order of their paths; folders name the classes and, a level above, the column ``domain``."""
-    root = Path(path)
+    root = Path(source)
     files = _images(root)
     if not files:
         raise InputError(f"{root} holds no images that Pillow can read; {LAYOUT}")

@@ -1,4 +1,4 @@
-"""Image datasets of the Hugging Face Hub, and folders that ``datasets`` saved: by name, online or offline.
+"""Image datasets of the Hugging Face Hub: by name, online or offline.
 
 The official splits of a dataset are pooled, in the order given, and dealt out to clients afterwards; the column
 ``split`` keeps which is which, and what was pooled is recorded.
@@ -20,6 +20,7 @@ from apfl.data.federation import values_of
 from apfl.data.hub_access import locate, offline, unavailable
 from apfl.data.missing import refuse_missing
 from apfl.data.samples import Samples, decode
+from apfl.data.sources import Match
 from apfl.data.sources.features import coded_labels, plain_column
 from apfl.errors import InputError, optional, unknown
 
@@ -41,6 +42,17 @@ PRESETS = {
 }
 
 
+READS = f"{', '.join(map(repr, PRESETS))}, owner/name on the Hub"
+
+
+def accepts(source: str) -> Match:
+    """A preset, or owner/name; a folder ./cifar100 is not the preset."""
+    if source in PRESETS:
+        return Match.NAME
+    looks_so = re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not source.startswith(".")
+    return Match.GUESS if looks_so and not Path(source).exists() else Match.NO
+
+
 def load(
     source: str,
     *,
@@ -56,18 +68,7 @@ def load(
     if preset is not None:
         image_column, label_column = image_column or preset.image_column, label_column or preset.label_column
         splits = splits or preset.splits
-    return _samples(source, found, commit, image_column, label_column, splits)
-
-
-def load_saved(
-    path: str | Path,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    splits: Sequence[str] | None = None,
-) -> Samples:
-    """A folder written by ``save_to_disk``."""
-    return _samples(Path(path).resolve().name, *_from_folder(Path(path)), image_column, label_column, splits)
+    return pooled(source, found, commit, image_column, label_column, splits)
 
 
 def is_saved(folder: Path) -> bool:
@@ -75,7 +76,8 @@ def is_saved(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-def _from_folder(folder: Path) -> tuple[Mapping[str, Any], str | None]:
+def from_folder(folder: Path) -> tuple[Mapping[str, Any], str | None]:
+    """The splits that ``save_to_disk`` wrote, and no commit."""
     datasets = optional("datasets", "hub")
     try:
         found = datasets.load_from_disk(str(folder))
@@ -88,7 +90,7 @@ def _from_hub(name: str, revision: str | None) -> tuple[Mapping[str, Any], str |
     datasets = optional("datasets", "hub")
     place = locate(name, "dataset", revision)
     if is_saved(Path(place.source)):
-        return _from_folder(Path(place.source))
+        return from_folder(Path(place.source))
     try:
         with offline(place):
             return datasets.load_dataset(place.source, revision=place.revision), place.revision
@@ -98,7 +100,7 @@ def _from_hub(name: str, revision: str | None) -> tuple[Mapping[str, Any], str |
         raise InputError(f"dataset '{name}' cannot be loaded from {place.source}: {error}") from error
 
 
-def _samples(
+def pooled(
     name: str,
     found: Mapping[str, Any],
     commit: str | None,
@@ -106,6 +108,7 @@ def _samples(
     label_column: str | None,
     splits: Sequence[str] | None,
 ) -> Samples:
+    """The samples of several splits, one after the other."""
     splits = tuple(splits or found)
     for split in splits:
         if split not in found:

@@ -21,12 +21,12 @@ import torch
 
 from apfl.data.federation import Dataset
 from apfl.data.samples import Samples, decode
+from apfl.data.sources import Match
 from apfl.data.sources.arrays import npy_header
 from apfl.data.sources.features import checked_features, coded_labels, file_sha256
 from apfl.errors import InputError
 
-__all__ = ["is_pfllib", "load"]
-
+READS = "a folder of PFLlib"
 # All that an array is made of; numpy 2 renamed numpy.core. Dicts, strings and numbers need no name.
 ALLOWED = {
     ("numpy", "ndarray"),
@@ -36,14 +36,16 @@ ALLOWED = {
 }
 
 
-def is_pfllib(path: Path) -> bool:
-    """Whether a folder looks like one that PFLlib wrote."""
-    return (path / "config.json").is_file() and (path / "train" / "0.npz").is_file()
+def accepts(source: str) -> Match:
+    """A folder that looks like one that PFLlib wrote."""
+    path = Path(source)
+    looks_so = source and (path / "config.json").is_file() and (path / "train" / "0.npz").is_file()
+    return Match.CONTENT if looks_so else Match.NO
 
 
-def load(path: str | Path) -> Dataset | Samples:
+def load(source: str | Path) -> Dataset | Samples:
     """Every client's rows, one client after the other, with the columns ``client`` and ``test``."""
-    path = Path(path)
+    path = Path(source)
     n_clients, n_classes = _config(path)
     parts = [(k, side, *_client(path / side / f"{k}.npz")) for k in range(n_clients) for side in ("train", "test")]
     shapes = {x.shape[1:] for *_, x, _ in parts}

@@ -1,9 +1,8 @@
-"""Embeddings in a table or a bare array: CSV, Parquet, ``.npy``.
+"""Embeddings in a table: CSV, Parquet.
 
 A table has a label column and either one column of vectors (Parquet) or numbered columns (``f0``, ``f1``, ... or
 ``0``, ``1``, ...). Every other column of numbers or strings is kept, so options can name clients, groups and splits.
 One table may hold several datasets: columns that are not the default are part of the dataset's ``sha256``.
-An array ``NAME.npy`` has its labels beside it, in ``NAME.labels.npy`` or ``labels.npy``.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,28 @@ import torch
 
 from apfl.data.federation import Dataset, values_of
 from apfl.data.missing import refuse_missing
-from apfl.data.samples import Samples
-from apfl.data.sources import arrays
-from apfl.data.sources.features import checked_features, coded_labels, file_sha256, from_arrays, plain_column
+from apfl.data.sources import Match, by_ending, existing
+from apfl.data.sources.features import checked_features, coded_labels, file_sha256, plain_column
 from apfl.errors import InputError, optional
 
 DEFAULT_LABEL = "label"
+READS = "a file .csv or .parquet"
 
 
-def load(path: str | Path, *, label_column: str | None = None, feature_column: str | None = None) -> Dataset:
+def accepts(source: str) -> Match:
+    """Any .csv or .parquet."""
+    return by_ending(source, ".csv", ".parquet")
+
+
+def load(source: str | Path, *, label_column: str | None = None, feature_column: str | None = None) -> Dataset:
     """A CSV or Parquet file. ``feature_column`` names the vectors, or the prefix of the numbered columns."""
-    path = Path(path)
+    path = existing(source)
     table = _read_table(path)
     label = label_column or DEFAULT_LABEL
     if label not in table.column_names:
         raise InputError(
-            f"{path} has no column '{label}' (it has: {_some(table.column_names)}); name the labels with --label-column"
+            f"{path} has no column '{label}' (it has: {_listed(table.column_names)}); "
+            "name the labels with --label-column"
         )
     if not table.num_rows:
         raise InputError(f"{path} has no rows")
@@ -52,26 +59,6 @@ def load(path: str | Path, *, label_column: str | None = None, feature_column: s
         columns={name: column for name, column in others.items() if column is not None},
         sha256=_identity(path, label, asked),
     )
-
-
-def load_npy(path: str | Path) -> Dataset | Samples:
-    """An ``.npy`` of vectors (n, l), or of images, with its labels beside it."""
-    path = Path(path)
-    beside = [path.with_suffix(".labels.npy"), path.with_name("labels.npy")]
-    labels = next((file for file in beside if file.is_file()), None)
-    if labels is None:
-        raise InputError(f"{path} holds no labels; put them beside it, as {beside[0].name} or {beside[1].name}")
-    values, classes = _read_npy(path), _read_npy(labels)
-    if values.ndim > 2:
-        return arrays.load_npy(path, values, classes, labels)
-    return from_arrays(path, {"features": values, "labels": classes}, labels)
-
-
-def _read_npy(path: Path) -> np.ndarray:
-    try:
-        return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path} cannot be read as .npy ({error})") from error
 
 
 def _read_table(path: Path) -> Any:
@@ -91,7 +78,7 @@ def _read_table(path: Path) -> Any:
 def _check_names(path: Path, names: list[str]) -> None:
     twice = [repr(name) for name, times in Counter(names).items() if times > 1]
     if twice:
-        raise InputError(f"{path} has several columns of the name {_some(twice)}; give each a name of its own")
+        raise InputError(f"{path} has several columns of the name {_listed(twice)}; give each a name of its own")
 
 
 def _identity(path: Path, label: str, features: str | None) -> str:
@@ -102,37 +89,66 @@ def _identity(path: Path, label: str, features: str | None) -> str:
     return whole if not chosen else hashlib.sha256(json.dumps([whole, chosen]).encode()).hexdigest()
 
 
-def _features(path: Path, table: Any, label: str, chosen: str | None) -> tuple[np.ndarray, set[str], str | None]:
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of a table that could be its features."""
+
+    vectors: list[str]  # columns of lists
+    numbered: dict[str, list[tuple[int, str]]]  # what stands before the number -> number and column, in file order
+    numeric: set[str]
+
+    @property
+    def candidates(self) -> list[str]:
+        """What may be chosen without being asked for. A prefix without one column of numbers (site1, site2: names) is
+        no vector."""
+        prefixes = (p for p, pairs in self.numbered.items() if any(name in self.numeric for _, name in pairs))
+        return [*self.vectors, *prefixes]
+
+    @property
+    def default(self) -> str | None:
+        return self.candidates[0] if len(self.candidates) == 1 else None
+
+
+def _features(path: Path, table: Any, label: str, given: str | None) -> tuple[np.ndarray, set[str], str | None]:
     """The vectors (n, l), the columns they came from, and what had to be asked for to get these."""
-    types = optional("pyarrow.types", "tables")
-    names = [name for name in table.column_names if name != label]
-    kinds = {name: table.schema.field(name).type for name in names}
-    lists = [n for n in names if types.is_list(kinds[n]) or types.is_fixed_size_list(kinds[n])]
-    numbered: dict[str, list[tuple[int, str]]] = {}
-    for name in names:
-        if name not in lists and (match := re.fullmatch(r"(.*?)(\d+)", name)):
-            numbered.setdefault(match[1], []).append((int(match[2]), name))
-    tests = (types.is_integer, types.is_floating, types.is_decimal)
-    numeric = {name for name in names if any(test(kinds[name]) for test in tests)}
-    # A prefix without one column of numbers (site1, site2: names) is no vector, unless it is asked for.
-    candidates = [*lists, *(p for p, found in numbered.items() if any(name in numeric for _, name in found))]
-    default = candidates[0] if len(candidates) == 1 else None
-    chosen = default if chosen is None else chosen
-    if chosen is None or chosen not in [*candidates, *numbered]:
-        asked = "which columns are the features?" if chosen is None else f"features asked for in '{chosen}', but"
-        raise InputError(
-            f"{path}: {asked} it has columns of vectors: {_some(lists)}; numbered columns: "
-            f"{_some([f'{p}{numbered[p][0][0]}...' for p in candidates if p in numbered])}; name one, or the part "
-            "before its number, with --feature-column"
-        )
-    asked_for = None if chosen == default else chosen
-    if chosen in lists:
+    columns = _columns(table, label)
+    chosen = _chosen(path, columns, given)
+    asked_for = None if chosen == columns.default else chosen
+    if chosen in columns.vectors:
         return _stacked(path, table.column(chosen), chosen), {chosen}, asked_for
-    columns = [name for _, name in sorted(numbered[chosen])]
-    for name in columns:
-        if name not in numeric:  # left out, it would be a feature silently lost
+    names = [name for _, name in sorted(columns.numbered[chosen])]
+    for name in names:
+        if name not in columns.numeric:  # left out, it would be a feature silently lost
             raise _words(path, table.column(name), name, chosen)
-    return np.stack([np.asarray(table.column(n), np.float32) for n in columns], 1), set(columns), asked_for
+    return np.stack([np.asarray(table.column(name), np.float32) for name in names], 1), set(names), asked_for
+
+
+def _columns(table: Any, label: str) -> _Columns:
+    types = optional("pyarrow.types", "tables")
+    kinds = {name: table.schema.field(name).type for name in table.column_names if name != label}
+
+    def of_kind(*tests: Callable[[Any], bool]) -> list[str]:
+        return [name for name, kind in kinds.items() if any(test(kind) for test in tests)]
+
+    vectors = of_kind(types.is_list, types.is_fixed_size_list)
+    numbered: dict[str, list[tuple[int, str]]] = {}
+    for name in kinds:
+        if name not in vectors and (match := re.fullmatch(r"(.*?)(\d+)", name)):
+            numbered.setdefault(match[1], []).append((int(match[2]), name))
+    return _Columns(vectors, numbered, set(of_kind(types.is_integer, types.is_floating, types.is_decimal)))
+
+
+def _chosen(path: Path, columns: _Columns, given: str | None) -> str:
+    """The column of vectors, or the prefix of the numbered columns, to take."""
+    chosen = columns.default if given is None else given
+    if chosen is not None and (chosen in columns.vectors or chosen in columns.numbered):
+        return chosen
+    asked = "which columns are the features?" if chosen is None else f"features asked for in '{chosen}', but"
+    prefixes = [f"{p}{columns.numbered[p][0][0]}..." for p in columns.candidates if p in columns.numbered]
+    raise InputError(
+        f"{path}: {asked} it has columns of vectors: {_listed(columns.vectors)}; numbered columns: "
+        f"{_listed(prefixes)}; name one, or the part before its number, with --feature-column"
+    )
 
 
 def _words(path: Path, column: Any, name: str, prefix: str) -> InputError:
@@ -175,5 +191,5 @@ def _labels(path: Path, table: Any, name: str) -> np.ndarray:
     return labels
 
 
-def _some(names: list[str]) -> str:
+def _listed(names: list[str]) -> str:
     return "none" if not names else ", ".join(names[:12]) + (f", ... ({len(names)})" if len(names) > 12 else "")
