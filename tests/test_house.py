@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -77,3 +78,17 @@ def test_nothing_unpickles():
         # Without weights_only torch.load unpickles; with it, tensors and plain values are all it can make.
         assert text.count("torch.load(") == text.count("torch.load(file, weights_only=True, "), path
         assert "allow_pickle=True" not in text, path
+
+
+def test_sql_is_in_the_ledger():
+    statement = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|CREATE|DROP|BEGIN|COMMIT|ROLLBACK|PRAGMA|VACUUM)\b")
+    with_sql = set()
+    for path in SOURCE.rglob("*.py"):
+        texts = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+        if any(isinstance(text, str) and statement.match(text) for text in texts):
+            with_sql.add(path.relative_to(SOURCE).as_posix())
+    assert with_sql == {"federate/ledger.py"}
+
+
+def test_locks_are_in_files():
+    assert [path.name for path in SOURCE.rglob("*.py") if "flock" in path.read_text()] == ["files.py"]

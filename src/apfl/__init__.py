@@ -9,9 +9,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from apfl.errors import names_in
 
 if TYPE_CHECKING:
     from apfl.data.federation import Dataset, Federation, Shard
@@ -69,8 +70,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    for home, names in HOMES.items():
-        if name in names.split():
-            return getattr(import_module(f"apfl.{home}"), name)
-    raise AttributeError(f"module 'apfl' has no attribute '{name}'")
+__getattr__ = names_in("apfl", HOMES)

@@ -1,9 +1,9 @@
-"""The one exception a user is meant to read, and the libraries that only some uses need."""
+"""The one exception a user is meant to read; libraries that only some uses need, names that are imported when used."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -51,3 +51,19 @@ def optional(module: str, extra: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise InputError(f"{package} cannot be imported ({error}); install it: pip install 'apfl[{extra}]'") from error
+
+
+def names_in(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's ``__getattr__``: a name is imported from its home (module: names) when it is first used.
+
+    >>> names_in("json", {"decoder": "JSONDecoder"})("JSONDecoder").__name__
+    'JSONDecoder'
+    """
+
+    def attribute(name: str) -> Any:
+        for home, names in homes.items():
+            if name in names.split():
+                return getattr(importlib.import_module(f"{package}.{home}"), name)
+        raise AttributeError(f"module '{package}' has no attribute '{name}'")
+
+    return attribute

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from apfl.cli.federate import app as federate
 from apfl.errors import InputError
-from apfl.federate import Coordinator, Terms
+from apfl.federate import Coordinator, Site, Terms
+from apfl.federate.flower.bundle import pyproject
 from apfl.federate.flower.events import Events, in_words
+from apfl.federate.flower.join import stay_connected
 from apfl.federate.flower.processes import Server, is_loopback, split_address
 from apfl.federate.flower.superlink import FleetOnly
 from apfl.federate.inprocess import simulate
+from apfl.files import is_held
 from apfl.models.file import load_model
 from tests.commands import here as apfl
-from tests.federate.federation_toys import FIXED, make_sites
+from tests.federate.federation_toys import FIXED, NAMES, draw_shard, make_sites
 
 
 @pytest.fixture
@@ -116,6 +122,38 @@ def test_terms_stay_as_they_were_agreed(tmp_path):
         _agree(tmp_path / "three", None, {"quorum": 2})
 
 
+@pytest.mark.parametrize("name", ["bad name!", "zürich", "-a", "_a", "a" * 65, ""])
+def test_no_key_for_a_name_that_no_federation_admits(name, tmp_path, capsys, monkeypatch):
+    """`keys` took letters of any alphabet, any first letter but a dot, and any length."""
+    monkeypatch.setitem(sys.modules, "flwr", sys)  # as if installed
+    with pytest.raises(InputError) as refused:
+        Site(tmp_path / "site", name, draw_shard(10, 0), NAMES)
+    assert apfl("federate", "keys", tmp_path / "keys", f"--site={name}") == 2
+    assert " ".join(str(refused.value).split()) in line(capsys)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run", "s", "--predict"], ["join", "--server", "127.0.0.1:1", "--data", "x", "--name", "a", "--predict", "y"]],
+)
+def test_a_server_does_not_have_sites_predict(words, capsys):
+    assert apfl("federate", *words) == 2
+    assert "apfl predict FOLDER/FEDERATION/NAME/model.safetensors FILE" in line(capsys)
+
+
+def test_defaults_have_one_home():
+    """The command line, the app that `flwr run` takes and the server's own processes wait equally long."""
+    defaults = {
+        (command.name or command.callback.__name__, name): parameter.default
+        for command in federate.registered_commands
+        for name, parameter in inspect.signature(command.callback).parameters.items()
+    }
+    assert defaults["run", "deadline"] == tomllib.loads(pyproject())["tool"]["flwr"]["app"]["config"]["deadline"]
+    assert defaults["server", "port"] == Server(Path()).port
+    assert defaults["join", "patience"] == inspect.signature(stay_connected).parameters["patience"].default
+
+
 def test_no_server_was_started_there(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr", sys)  # as if installed
     assert apfl("federate", "run", tmp_path) == 2
@@ -168,12 +206,10 @@ def test_events_are_read_whole(tmp_path):
 
 
 def test_a_run_that_is_alive_holds_the_ledger(tmp_path):
-    from apfl.federate.flower.follow import locked
-
-    assert not locked(tmp_path)
+    assert not is_held(tmp_path / "lock")
     with Coordinator(tmp_path, Terms("f", method=FIXED)):
-        assert locked(tmp_path)
-    assert not locked(tmp_path)
+        assert is_held(tmp_path / "lock")
+    assert not is_held(tmp_path / "lock")
 
 
 @pytest.mark.parametrize("kept", ["ca.crt", "ca.key"])

@@ -249,7 +249,7 @@ def test_what_must_not_be_overwritten_or_mixed(tmp_path: Path) -> None:
     np.savez(foreign, features=np.ones((2, 2)))
     with pytest.raises(InputError, match="not written by `apfl features`"):
         extract(toy_samples(), toy_backbone(), foreign)
-    with Partial(tmp_path / "f.npz", {}), pytest.raises(InputError, match="another process is extracting"):
+    with Partial(tmp_path / "f.npz", {}), pytest.raises(InputError, match="in use by another process"):
         extract(toy_samples(), toy_backbone(), tmp_path / "f.npz")
     dataset = Dataset("v", torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), ("a", "b"))
     with pytest.raises(InputError, match="v holds vectors, but toy takes images"):

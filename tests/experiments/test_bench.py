@@ -322,7 +322,7 @@ def test_a_folder_that_is_taken_or_of_another_plan_is_refused(plan, undisturbed,
     with claim(undisturbed, read_plan(plan), [path.stem for path in (undisturbed / "cells").iterdir()]):
         before = {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")}
         assert here("bench", plan, "--out", undisturbed, *options) == 2
-    assert "another apfl bench is at work" in capsys.readouterr().err
+    assert "is in use by another process of apfl" in capsys.readouterr().err
     (tmp_path / "file").write_text("in the way")
     assert here("bench", plan, "--out", tmp_path / "file" / "out", *options) == 2
     assert "cannot write" in capsys.readouterr().err

@@ -39,15 +39,10 @@ def published(server: Path, number: int | None = None) -> tuple[torch.Tensor, fl
     """Weights, gamma, terms and members of a publication, the latest unless one is named."""
     ledger = Ledger(server, writer=False)
     try:
-        wanted = "number = ?" if number else "number >= ?"
-        row = ledger.row(f"SELECT * FROM publications WHERE {wanted} ORDER BY number DESC", number or 0)
-        assert row is not None
+        row = [row for row in ledger.publications() if number in (None, row["number"])][-1]
         terms = Terms.from_json(ledger.get("terms"))
         data = ledger.blobs.read(row["blob"])
-        members = [
-            each["client"]
-            for each in ledger.rows("SELECT client FROM members WHERE publication = ? ORDER BY client", row["number"])
-        ]
+        members = list(ledger.members(row["number"]))
         return open_publication(data, terms).weights, row["gamma"], terms, members
     finally:
         ledger.close()

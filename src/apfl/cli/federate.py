@@ -21,12 +21,15 @@ from apfl.cli.site import (
     keys,
     method_settings,
     need_flower,
+    refuse_predict,
     simulate,
     status_of_folder,
 )
 from apfl.errors import InputError
 from apfl.federate import Coordinator, Terms
-from apfl.federate.status import status_of
+from apfl.federate.flower.bundle import DEADLINE
+from apfl.federate.flower.processes import Server, is_loopback, running, wait_until
+from apfl.federate.status import primary_model, status_of, summary
 from apfl.files import replacing
 from apfl.report.terminal import status_view
 
@@ -46,7 +49,7 @@ def server(
     folder: FolderArgument,
     name: Annotated[str | None, typer.Option(help="Of the federation. \\[default: the folder's]")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The one port sites must reach.", min=1, max=65535)] = 9091,
+    port: Annotated[int, typer.Option(help="The one port sites must reach.", min=1, max=65535)] = Server.port,
     secure: Annotated[
         bool | None,
         typer.Option("--secure/--insecure", help="TLS and known keys only. \\[default: on, unless on loopback]"),
@@ -73,8 +76,6 @@ def server(
     Public keys put into FOLDER/keys are admitted while it runs.
     """
     need_flower()
-    from apfl.federate.flower.processes import Server, is_loopback, running, wait_until
-
     given = {
         "quorum": quorum, "min_cohort": min_cohort, "min_per_class": min_per_class, "wire": wire, "seed": seed,
         "keep_contributions": keep_contributions, "class_names": classes and tuple(classes.split(",")),
@@ -116,23 +117,22 @@ app.command()(join)
 @app.command()
 def run(
     folder: FolderArgument,
-    deadline: Annotated[float, typer.Option(help="Seconds to wait for sites in each stage.", min=1)] = 600.0,
+    deadline: Annotated[float, typer.Option(help="Seconds to wait for sites in each stage.", min=1)] = DEADLINE,
     linger: Annotated[float, typer.Option(help="Seconds to stay for late sites when all is done.", min=0)] = 0.0,
     evaluate: Annotated[
         bool, typer.Option("--evaluate", help="Ask sites for their accuracy (those with --report).")
     ] = False,
-    predict: Annotated[
-        bool, typer.Option("--predict", help="Have sites predict their own rows, at their place.")
-    ] = False,
+    predict: Annotated[bool, typer.Option("--predict", hidden=True)] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Ask the connected sites for what the server lacks, and publish. Run it again whenever sites have come.
 
     Ctrl-C stops looking on; the run goes on at the server. Nothing that has arrived is asked for again.
     """
+    refuse_predict(predict)
     from apfl.federate.flower.follow import follow, start_run
 
-    run_id = start_run(server_of(folder), deadline=deadline, linger=linger, evaluate=evaluate, predict=predict)
+    run_id = start_run(server_of(folder), deadline=deadline, linger=linger, evaluate=evaluate)
     try:
         last = follow(folder, run_id, lambda event: _tell(event, as_json))
     except KeyboardInterrupt:
@@ -180,8 +180,6 @@ def result(
     as_json: JsonOption = False,
 ) -> None:
     """The published primary: its members, its settings, accuracies; with --out a model that `apfl predict` takes."""
-    from apfl.federate.result import primary_model, summary
-
     told = summary(folder)
     if as_json:
         out.print(json.dumps(told), soft_wrap=True, highlight=False)

@@ -15,6 +15,8 @@ from apfl.cli.options import assignment
 from apfl.cli.progress import err, out
 from apfl.errors import InputError, optional
 from apfl.federate import Site, Terms
+from apfl.federate.flower.join import PATIENCE, Connection, stay_connected
+from apfl.federate.flower.processes import is_loopback, split_address
 from apfl.federate.status import status_of
 from apfl.report.terminal import status_view
 
@@ -26,6 +28,7 @@ __all__ = [
     "keys",
     "method_settings",
     "need_flower",
+    "refuse_predict",
     "simulate",
     "status_of_folder",
 ]
@@ -94,22 +97,19 @@ def join(
     group_column: Annotated[
         str | None, typer.Option(help="Column whose equal entries (a patient's rows) stay together.")
     ] = None,
-    predict: Annotated[
-        Path | None, typer.Option(help="Rows to predict, here, when the server calls for predictions (.npz).")
-    ] = None,
-    patience: Annotated[float, typer.Option(help="Seconds to try while the server turns the key away.")] = 90.0,
+    predict: Annotated[str | None, typer.Option(hidden=True)] = None,
+    patience: Annotated[float, typer.Option(help="Seconds to try while the server turns the key away.")] = PATIENCE,
 ) -> None:
     """Take part in a federation with the rows of one file.
 
     Says first, in numbers and words, what leaves this machine, and asks. Rows never leave; the personal model is
     written to FOLDER/FEDERATION/NAME/model.safetensors, and `apfl predict` uses it offline.
     """
-    from apfl.federate.flower.processes import is_loopback, split_address
-
+    refuse_predict(predict is not None)
     address, _ = split_address(server)
     if ca is None and not insecure and not is_loopback(address):
         raise InputError(f"{server} is another machine: give --ca ca.crt and --key {name}.key, or accept --insecure")
-    for path in (ca, key, terms, predict):
+    for path in (ca, key, terms):
         if path is not None and not path.is_file():
             raise InputError(f"there is no file {path}")
     folder = folder or Path("sites") / name
@@ -122,15 +122,13 @@ def join(
     if show:
         return
     need_flower()
-    from apfl.federate.flower.join import Connection, stay_connected
-
     if not yes and not typer.confirm("May this leave?", err=True):
         raise InputError("nothing was sent")
     rows = str(Path(data).absolute()) if Path(data).exists() else data
     config: dict[str, Any] = {
         "min-per-class": min_per_class, "contribute": contribute, "report": report, "test-fraction": test_fraction,
         "test-column": test_column or "", "group-column": group_column or "",
-        "terms": str(terms.absolute()) if terms else "", "predict": str(predict.absolute()) if predict else "",
+        "terms": str(terms.absolute()) if terms else "",
     }  # fmt: skip
     connection = Connection(folder, name, rows, server, None if insecure else ca, key, config)
     end_as_interrupted()
@@ -195,6 +193,15 @@ def end_as_interrupted() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
+
+
+def refuse_predict(given: bool) -> None:
+    """A server no longer has sites predict."""
+    if given:
+        raise InputError(
+            "--predict given; a server no longer has sites predict. At the site, use its own model: "
+            "apfl predict FOLDER/FEDERATION/NAME/model.safetensors FILE"
+        )
 
 
 def need_flower() -> None:

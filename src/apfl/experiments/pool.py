@@ -18,18 +18,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from apfl.errors import InputError
 from apfl.experiments.cells import Cell
 from apfl.experiments.plan import Plan, to_toml
 from apfl.experiments.worker import Job, Setting, work
-from apfl.files import replacing
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from apfl.files import hold, in_use, is_held, replacing
 
 __all__ = ["Event", "claim", "damaged", "execute", "inspect", "jobs_for"]
 
@@ -48,13 +43,7 @@ class Event:
 @contextmanager
 def claim(folder: Path, plan: Plan, keys: Sequence[str]) -> Iterator[None]:
     """Take the folder for this plan: refuse one that another process is in, or that holds cells of another plan."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror}; choose another --out") from error
-    with lock:
-        _take(lock, folder)
+    with hold(folder / ".lock"):
         _refuse_others(folder, keys)
         # Written in vain by processes that were killed over it: temporary files (ours, those of safetensors), and more.
         in_vain = [*folder.glob("*/.*.tmp"), *folder.glob("*/.tmp*"), *damaged(folder, keys)]
@@ -70,17 +59,9 @@ def inspect(folder: Path, keys: Sequence[str]) -> None:
     there = next(path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise InputError(f"cannot write {folder}: {there} is not a folder that you may write in; choose another --out")
-    with suppress(OSError), (folder / ".lock").open() as lock:
-        _take(lock, folder, shared=True)
+    if is_held(folder / ".lock"):
+        raise in_use(folder)
     _refuse_others(folder, keys)
-
-
-def _take(lock: IO[str], folder: Path, shared: bool = False) -> None:
-    if fcntl is not None:
-        try:
-            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(f"another apfl bench is at work in {folder}; wait for it, or choose another") from None
 
 
 def _refuse_others(folder: Path, keys: Sequence[str]) -> None:

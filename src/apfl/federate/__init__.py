@@ -9,8 +9,9 @@ A transport moves the bytes and nothing else; `apfl.federate.inprocess` is the s
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from apfl.errors import names_in
 
 if TYPE_CHECKING:
     from apfl.federate.coordinator import Coordinator
@@ -38,8 +39,4 @@ HOMES = {
 __all__ = ["Coordinator", "Evidence", "Publication", "Receipt", "Site", "Terms", "WhatLeaves", "status_of"]
 
 
-def __getattr__(name: str) -> Any:
-    for home, names in HOMES.items():
-        if name in names.split():
-            return getattr(import_module(f"{__name__}.{home}"), name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+__getattr__ = names_in(__name__, HOMES)

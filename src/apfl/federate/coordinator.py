@@ -66,10 +66,10 @@ class Coordinator:
     def settle(self) -> bytes:
         """Fix the terms from the descriptions at hand, once; afterwards, the terms that were fixed."""
         if self._terms is None:
-            found = self.ledger.rows("SELECT data FROM descriptions ORDER BY client")
-            if len(found) < self.draft.quorum:
-                raise InputError(f"{len(found)} clients have described themselves; the quorum is {self.draft.quorum}")
-            terms = settle(self.draft, [open_description(row["data"], self.draft) for row in found])
+            rows = self.ledger.descriptions()
+            if len(rows) < self.draft.quorum:
+                raise InputError(f"{len(rows)} clients have described themselves; the quorum is {self.draft.quorum}")
+            terms = settle(self.draft, [open_description(row["data"], self.draft) for row in rows])
             with self.ledger.transaction():
                 self.ledger.put("terms", terms.to_json())
                 self.ledger.event("settled", width=terms.width, classes=terms.n_classes, digest=terms.digest)
@@ -123,12 +123,12 @@ class Coordinator:
 
     def _is_published(self) -> bool:
         """Whether the current publication is of the members there are now."""
-        current = publishing.latest(self.ledger)
-        return current is not None and publishing.membership(self.ledger, current["number"]) == self.pool.members()
+        current = self.ledger.current()
+        return current is not None and self.ledger.members(current["number"]) == self.pool.members()
 
     def _held_back(self) -> bool:
         """Whether pending contributions wait for a cohort: after the first publication, while they are too few."""
-        return publishing.ever_published(self.ledger) > 0 and len(self.pool.pending()) < self.terms.min_cohort
+        return self.ledger.last_number() > 0 and len(self.pool.pending()) < self.terms.min_cohort
 
     # ----------------------------------------------------------------------------------------- publishing
 
@@ -143,7 +143,7 @@ class Coordinator:
 
     def current(self) -> Publication | None:
         """The current publication; None before the first, and while one has to be made anew."""
-        row = publishing.latest(self.ledger)
+        row = self.ledger.current()
         return None if row is None else publishing.load(self.ledger, row)
 
     def deliver(self, client: str) -> bytes:
@@ -151,12 +151,14 @@ class Coordinator:
         publication = self.current()
         if publication is None:
             raise InputError("nothing is published yet")
-        publishing.deliver(self.ledger, check_name("client", client), publication.number)
+        with self.ledger.transaction():
+            self.ledger.write_holder(check_name("client", client), publication.number)
         return publication.data
 
     def confirm(self, client: str, number: int) -> None:
         """A client has refitted to this publication, and no longer holds an earlier one."""
-        publishing.confirm(self.ledger, client, number)
+        with self.ledger.transaction():
+            self.ledger.write_confirmed(client, number)
 
     # ------------------------------------------------------------------------------------------- choosing
 
@@ -168,10 +170,10 @@ class Coordinator:
 
     def choose(self) -> bytes:
         """The settings that the tables at hand choose, for everyone."""
-        current = publishing.latest(self.ledger)
+        current = self.ledger.current()
         if current is None:
             raise InputError("nothing is published yet, so there is nothing to choose settings for")
-        rows = self.ledger.rows("SELECT data, n FROM tables WHERE publication = ?", current["number"])
+        rows = self.ledger.tables(current["number"])
         if self.terms.wants_tables and not rows:
             raise InputError("no client has sent a table of left-out hits yet")
         tables = [open_table(row["data"], self.terms) for row in rows]
@@ -196,13 +198,12 @@ class Coordinator:
 
     def contribution_of(self, client: str) -> str | None:
         """The hash of what a client contributed: with ``keep_contributions`` off it must bring those bytes to leave."""
-        self.known(client)
-        row = self.ledger.row("SELECT sha256 FROM contributions WHERE client = ?", client)
+        row = self.ledger.contribution_of(self.known(client))
         return None if row is None else str(row["sha256"])
 
     def known(self, client: str) -> str:
         """The client's name, if it is one of those here."""
-        names = [row["name"] for row in self.ledger.rows("SELECT name FROM clients")]
+        names = self.ledger.names()
         if client not in names:
             raise unknown("client", client, names)
         return client

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from apfl.errors import InputError
-from apfl.federate import publishing
 from apfl.federate.blobs import FolderError
 from apfl.federate.contribution import check, decode
 from apfl.federate.ledger import Ledger
@@ -55,12 +53,9 @@ def written_down(ledger: Ledger, what: str, data: bytes, sender: str | None, tak
     except InputError as error:
         digest, reason = sha256(data), str(error)
         with ledger.transaction():
-            ledger.insert(
-                "refusals", client=sender, what=what, sha256=digest, bytes=len(data), reason=reason,
-                received=time.time(),
-            )  # fmt: skip
-        told = {"event": "refused", "client": sender, "what": what, "reason": reason}
-        log.warning(json.dumps(told, sort_keys=True))
+            ledger.write_refusal(sender, what, digest, len(data), reason)
+        event = {"event": "refused", "client": sender, "what": what, "reason": reason}
+        log.warning(json.dumps(event, sort_keys=True))
         return Receipt("refused", sender, reason, digest, len(data))
 
 
@@ -69,16 +64,11 @@ def take_description(ledger: Ledger, draft: Terms, terms: Terms | None, data: by
     description, digest = open_description(data, draft), sha256(data)
     client = _same(description.client, sender)
     _check_described(ledger, description, draft, terms)
-    before = ledger.row("SELECT sha256 FROM descriptions WHERE client = ?", client)
+    before = ledger.description_of(client)
     if before is not None and before["sha256"] == digest:
         return Receipt("duplicate", client, "described already", digest, len(data))
     with ledger.transaction():
-        ledger.know(client)
-        ledger.db.execute("DELETE FROM descriptions WHERE client = ?", (client,))
-        ledger.insert(
-            "descriptions", client=client, sha256=digest, n=description.n_samples, bytes=len(data), data=data,
-            received=time.time(),
-        )  # fmt: skip
+        ledger.write_description(client, digest, description.n_samples, data)
         ledger.event("described", client, n=description.n_samples, classes=len(description.class_names))
     return Receipt("accepted", client, "", digest, len(data))
 
@@ -86,19 +76,19 @@ def take_description(ledger: Ledger, draft: Terms, terms: Terms | None, data: by
 def take_contribution(ledger: Ledger, pool: Pool, terms: Terms, data: bytes, sender: str | None) -> Receipt:
     """A contribution: it becomes pending, once."""
     digest = sha256(data)
-    known = ledger.row("SELECT client FROM contributions WHERE sha256 = ?", digest)
+    known = ledger.contribution(digest)
     if known is not None:
         client = _same(known["client"], sender)
         return Receipt("duplicate", client, "this contribution counts already", digest, len(data))
-    if ledger.row("SELECT 1 FROM departed WHERE sha256 = ?", digest):
+    if ledger.departed(digest):
         raise InputError("this contribution was taken out when its client left; to come back, make a new one")
     contribution = decode(data, terms)
     client = _same(contribution.client, sender)
-    if ledger.row("SELECT 1 FROM contributions WHERE client = ?", client):
+    if ledger.contribution_of(client) is not None:
         raise InputError(f"{client} has contributed something else already; it must leave before it can send anew")
-    if not contribution.nonce and ledger.row("SELECT 1 FROM clients WHERE name = ? AND gone IS NOT NULL", client):
+    if not contribution.nonce and client in ledger.gone():
         raise InputError(f"{client} has left; to come back, it must make a new contribution")
-    described = ledger.row("SELECT n FROM descriptions WHERE client = ?", client)
+    described = ledger.description_of(client)
     n = contribution.n_samples
     if described is not None and n > described["n"]:
         raise InputError(f"n contradicts the description: {n} rows, {described['n']} described; describe again")
@@ -111,44 +101,34 @@ def take_table(ledger: Ledger, terms: Terms, data: bytes, sender: str | None) ->
     """A member's table of left-out hits under the current publication."""
     if not terms.wants_tables:
         raise InputError("these terms leave nothing to be chosen by tables")
-    table, current = open_table(data, terms), publishing.latest(ledger)
+    table, current = open_table(data, terms), ledger.current()
     client = _same(table.client, sender)
     if current is None or table.number != current["number"]:
         raise InputError(f"a table for publication {table.number}; fetch the current one and send its table")
-    before = ledger.row("SELECT sha256 FROM tables WHERE publication = ? AND client = ?", table.number, client)
+    before = ledger.table_of(client, table.number)
     if before is not None and before["sha256"] == table.sha256:
         return Receipt("duplicate", client, "this table counts already", table.sha256, len(data))
     if before is not None:
         raise InputError(f"{client} has sent another table for publication {table.number} already")
-    found = ledger.row(
-        "SELECT c.n FROM contributions c JOIN members m ON m.sha256 = c.sha256 "
-        "WHERE m.publication = ? AND c.client = ?", table.number, client,
-    )  # fmt: skip
-    if found is None:
+    contribution = ledger.contribution_of(client)
+    if contribution is None or contribution["sha256"] != ledger.members(table.number).get(client):
         raise InputError(f"{client} is not in publication {table.number}; only members' tables count")
-    if int(table.hits.min()) < 0 or int(table.hits.max()) > found["n"]:
-        raise InputError(f"a table with entries outside 0 to {found['n']}, the client's rows")
+    n = contribution["n"]
+    if int(table.hits.min()) < 0 or int(table.hits.max()) > n:
+        raise InputError(f"a table with entries outside 0 to {n}, the client's rows")
     with ledger.transaction():
-        ledger.insert(
-            "tables", publication=table.number, client=client, sha256=table.sha256, n=found["n"], bytes=len(data),
-            data=data, received=time.time(),
-        )  # fmt: skip
+        ledger.write_table(client, table.number, table.sha256, n, data)
         ledger.event("table", client, number=table.number, bytes=len(data))
     return Receipt("accepted", client, "", table.sha256, len(data))
 
 
 def take_metrics(ledger: Ledger, terms: Terms, data: bytes, sender: str | None) -> Receipt:
     """What a client chose to report about its model; the latest counts."""
-    told = open_metrics(data, terms)
-    client = _same(told["client"], sender)
+    metrics = open_metrics(data, terms)
+    client = _same(metrics["client"], sender)
     with ledger.transaction():
-        ledger.know(client)
-        ledger.db.execute("DELETE FROM metrics WHERE client = ?", (client,))
-        ledger.insert(
-            "metrics", client=client, publication=told["number"], accuracy=told["accuracy"], n_test=told["n_test"],
-            received=time.time(),
-        )  # fmt: skip
-        ledger.event("metrics", client, accuracy=told["accuracy"], n_test=told["n_test"])
+        ledger.write_metrics(client, metrics["number"], metrics["accuracy"], metrics["n_test"])
+        ledger.event("metrics", client, accuracy=metrics["accuracy"], n_test=metrics["n_test"])
     return Receipt("accepted", client, "", sha256(data), len(data))
 
 
@@ -156,9 +136,7 @@ def _check_described(ledger: Ledger, description: Description, draft: Terms, ter
     """A description that would not fit the others' is refused, rather than all of them later."""
     agreed = (terms or draft).n_features
     if agreed is None:
-        first = ledger.row(
-            "SELECT data FROM descriptions WHERE client <> ? ORDER BY received LIMIT 1", description.client
-        )
+        first = ledger.other_description(description.client)
         agreed = None if first is None else open_description(first["data"], draft).n_features
     if agreed not in (None, description.n_features):
         raise InputError(f"features of width {description.n_features}; the others have {agreed}: use the same backbone")

@@ -7,15 +7,13 @@ undone from here is listed: copies of earlier primaries at other clients, and wh
 
 from __future__ import annotations
 
-import re
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from apfl.errors import InputError
-from apfl.federate.ledger import Ledger
+from apfl.federate.ledger import Row
 from apfl.federate.sums import ExactSum
 from apfl.federate.terms import Terms
 from apfl.maths.personalise import solve_primary
@@ -66,19 +64,21 @@ def leave(coordinator: Coordinator, client: str, data: bytes | None, *, forget: 
     """Take a client out; with ``forget`` erase its name as well."""
     ledger = coordinator.ledger
     coordinator.known(client)
-    row = ledger.row("SELECT * FROM contributions WHERE client = ?", client)
-    if row is None and not forget and ledger.row("SELECT gone FROM clients WHERE name = ? AND gone", client):
+    row = ledger.contribution_of(client)
+    if row is None and not forget and client in ledger.gone():
         raise InputError(f"{client} has left already")
-    described = ledger.row("SELECT 1 FROM descriptions WHERE client = ?", client) is not None
+    described = ledger.description_of(client) is not None
     remains = _remains(coordinator.draft) if described and ledger.get("terms") else ()
-    deleted = [each["publication"] for each in ledger.rows("SELECT publication FROM members WHERE client = ?", client)]
-    holders = _holders(ledger, client, deleted)
+    publications = ledger.publications_with(client)
+    deleted = tuple(publication["number"] for publication in publications)
+    holders = tuple(holder for holder in ledger.holders(deleted) if holder != client)
     difference = None
     if row is None:
         with ledger.transaction():
-            _erase(ledger, client, forget)
+            ledger.erase(client, forget=forget)
     else:
-        difference = _take_out(coordinator, row, data, deleted, forget)
+        files = [each["blob"] for each in (*publications, row) if each["blob"]]
+        difference = _take_out(coordinator, row, data, files, forget)
     ledger.scrub()
     publication, residual = None, None
     if deleted and coordinator.ready():
@@ -86,71 +86,26 @@ def leave(coordinator: Coordinator, client: str, data: bytes | None, *, forget: 
         residual = _residual(coordinator.pool.running(), coordinator.terms)
     n_members = len(coordinator.pool.members()) if ledger.get("terms") else 0
     return Evidence(
-        client, row["sha256"] if row else None, row["n"] if row else 0, n_members, tuple(deleted), holders, publication,
+        client, row["sha256"] if row else None, row["n"] if row else 0, n_members, deleted, holders, publication,
         difference, residual, remains,
     )  # fmt: skip
 
 
-def _take_out(
-    coordinator: Coordinator, row: dict[str, Any], data: bytes | None, deleted: list[int], forget: bool
-) -> float | None:
+def _take_out(coordinator: Coordinator, row: Row, data: bytes | None, files: list[str], forget: bool) -> float | None:
     """Remove a contribution; the difference to a recomputation, where that can be had."""
     ledger, pool, client = coordinator.ledger, coordinator.pool, row["client"]
-    marks = ", ".join("?" * len(deleted))
-    files = [each["blob"] for each in ledger.rows(f"SELECT blob FROM publications WHERE number IN ({marks})", *deleted)]
-    files += [row["blob"]] if row["blob"] else []
-
-    def erase() -> None:
-        ledger.db.execute("INSERT OR IGNORE INTO departed VALUES (?)", (row["sha256"],))
-        ledger.db.execute("DELETE FROM contributions WHERE client = ?", (client,))
-        ledger.db.execute(f"DELETE FROM publications WHERE number IN ({marks})", deleted)
-        if deleted:
-            ledger.put("stale", "1")
-        _erase(ledger, client, forget)
-
     if not row["folded"]:
         with ledger.transaction():
-            erase()
+            ledger.take_out(client)
+            ledger.erase(client, forget=forget)
         ledger.blobs.remove(files)
         return None
     running, fresh = pool.without(client, data), pool.recomputed(client)
     difference = None if fresh is None else _difference(running, fresh, coordinator.terms)
     with pool.replaced(running, files):
-        erase()
+        ledger.take_out(client)
+        ledger.erase(client, forget=forget)
     return difference
-
-
-def _erase(ledger: Ledger, client: str, forget: bool) -> None:
-    """What the ledger says about a client: all of it, or all but that it was there and left."""
-    ledger.put("scrub", "due")
-    for table in ("descriptions", "metrics", "tables", "holders"):
-        ledger.db.execute(f"DELETE FROM {table} WHERE client = ?", (client,))
-    if forget:
-        ledger.db.execute("DELETE FROM events WHERE client = ?", (client,))
-        ledger.db.execute("DELETE FROM refusals WHERE client = ?", (client,))
-        _unname(ledger, client)
-        ledger.db.execute("DELETE FROM clients WHERE name = ?", (client,))
-        ledger.event("forgot")
-    else:
-        ledger.db.execute("UPDATE clients SET gone = ? WHERE name = ?", (time.time(), client))
-        ledger.event("left", client)
-
-
-def _unname(ledger: Ledger, client: str) -> None:
-    """Take a name out of the reasons why others were refused; the refusals themselves stay."""
-    whole = re.compile(rf"(?<![\w.-]){re.escape(client)}(?![\w-])")  # site-1 is not site-10
-    for row, reason in ledger.db.execute("SELECT rowid, reason FROM refusals").fetchall():
-        if whole.search(reason):
-            ledger.db.execute("UPDATE refusals SET reason = ? WHERE rowid = ?", (whole.sub("(forgotten)", reason), row))
-
-
-def _holders(ledger: Ledger, client: str, deleted: list[int]) -> tuple[str, ...]:
-    marks = ", ".join("?" * len(deleted))
-    found = ledger.rows(
-        f"SELECT DISTINCT client FROM holders WHERE publication IN ({marks}) AND client <> ? ORDER BY client",
-        *deleted, client,
-    )  # fmt: skip
-    return tuple(row["client"] for row in found)
 
 
 def _remains(draft: Terms) -> tuple[str, ...]:

@@ -3,26 +3,32 @@
 Every change is one transaction. A file is written and flushed before the transaction that refers to it, and deleted
 after the one that no longer does; so at any moment the database refers only to files that are there, and whatever a
 crash leaves over is swept when the ledger is opened again.
+
+All SQL is here. What is called `write_...`, and whatever deletes, is called inside a `transaction`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
+import re
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from apfl.errors import InputError
 from apfl.federate.blobs import Blobs, FolderError
+from apfl.files import hold
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "Row"]
 
 log = logging.getLogger(__name__)
+
+Row = dict[str, Any]
+Answered = Literal["descriptions", "contributions", "members", "tables", "metrics"]
 
 FORMAT = 1
 SCHEMA = """
@@ -49,6 +55,14 @@ CREATE TABLE refusals (id INTEGER PRIMARY KEY, client TEXT, what TEXT NOT NULL, 
   bytes INTEGER NOT NULL, reason TEXT NOT NULL, received REAL NOT NULL);
 CREATE TABLE events (id INTEGER PRIMARY KEY, at REAL NOT NULL, what TEXT NOT NULL, client TEXT, detail TEXT NOT NULL);
 """
+OVERVIEW = """
+SELECT k.name, k.since, k.gone, d.n AS described, d.bytes AS description_bytes, c.n, c.sha256, c.form,
+  c.bytes AS contribution_bytes, c.folded, c.received, t.bytes AS table_bytes, m.accuracy, m.n_test,
+  m.publication AS measured
+FROM clients k LEFT JOIN descriptions d ON d.client = k.name LEFT JOIN contributions c ON c.client = k.name
+  LEFT JOIN tables t ON t.client = k.name AND t.publication = ? LEFT JOIN metrics m ON m.client = k.name
+ORDER BY k.name
+"""
 
 
 class Ledger:
@@ -64,7 +78,7 @@ class Ledger:
         if not writer and not path.exists():
             raise InputError(f"{self.folder} holds no federation; give the folder that the server works in")
         self.blobs = Blobs(self.folder / "blobs")
-        self._lock: int | None = _lock(self.folder / "lock", wait) if writer else None
+        self._lock = hold(self.folder / "lock", wait=wait, private=True) if writer else None
         try:
             self._open(path, writer)
         except sqlite3.Error as error:
@@ -98,7 +112,7 @@ class Ledger:
         if hasattr(self, "db"):
             self.db.close()
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
             self._lock = None
 
     @contextmanager
@@ -113,29 +127,34 @@ class Ledger:
             raise
         self.db.execute("COMMIT")
 
-    def rows(self, query: str, *values: Any) -> list[dict[str, Any]]:
-        """What a query finds."""
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All that is read in it is of one moment."""
+        self.db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self.db.execute("COMMIT")
+
+    def _rows(self, query: str, *values: Any) -> list[Row]:
         return [dict(row) for row in self.db.execute(query, values)]
 
-    def row(self, query: str, *values: Any) -> dict[str, Any] | None:
-        """The first that a query finds."""
-        found = self.db.execute(query, values).fetchone()
-        return None if found is None else dict(found)
+    def _row(self, query: str, *values: Any) -> Row | None:
+        row = self.db.execute(query, values).fetchone()
+        return None if row is None else dict(row)
+
+    def _insert(self, table: str, **values: Any) -> None:
+        columns, marks = ", ".join(values), ", ".join("?" * len(values))
+        self.db.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(values.values()))
 
     def get(self, key: str) -> str | None:
         """A single value that the ledger keeps."""
-        found = self.row("SELECT value FROM meta WHERE key = ?", key)
-        return None if found is None else str(found["value"])
+        row = self._row("SELECT value FROM meta WHERE key = ?", key)
+        return None if row is None else str(row["value"])
 
     def put(self, key: str, value: str) -> None:
         """Keep a single value."""
         self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
-
-    def insert(self, table: str, **values: Any) -> int:
-        """A new row; its number."""
-        columns, marks = ", ".join(values), ", ".join("?" * len(values))
-        cursor = self.db.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(values.values()))
-        return int(cursor.lastrowid or 0)
 
     def know(self, client: str) -> None:
         """Make sure that a client has a row."""
@@ -143,13 +162,13 @@ class Ledger:
 
     def event(self, what: str, client: str | None = None, **detail: Any) -> None:
         """Write down that something happened, here and as one line of JSON in the log."""
-        self.insert("events", at=time.time(), what=what, client=client, detail=json.dumps(detail, sort_keys=True))
+        self._insert("events", at=time.time(), what=what, client=client, detail=json.dumps(detail, sort_keys=True))
         log.info(json.dumps({"event": what, "client": client, **detail}, sort_keys=True))
 
     def referred(self) -> set[str]:
         """The files that the database refers to."""
-        names = {row["blob"] for row in self.rows("SELECT blob FROM contributions WHERE blob IS NOT NULL")}
-        names |= {row["blob"] for row in self.rows("SELECT blob FROM publications")}
+        names = {row["blob"] for row in self._rows("SELECT blob FROM contributions WHERE blob IS NOT NULL")}
+        names |= {row["blob"] for row in self._rows("SELECT blob FROM publications")}
         running = self.get("sum")
         return names | ({running} if running else set())
 
@@ -159,24 +178,213 @@ class Ledger:
         busy = self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
         self.put("scrub", "due" if busy else "done")
 
+    # ---------------------------------------------------------------------------------- clients, descriptions
 
-def _lock(path: Path, wait: float) -> int:
-    """Hold the folder's lock as long as this process lives; the system lets go of it when it is killed."""
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise FolderError(f"cannot write to {path.parent}: {error.strerror or error}") from error
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        return handle
-    until = time.monotonic() + wait
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return handle
-        except OSError:
-            if time.monotonic() >= until:
-                os.close(handle)
-                raise InputError(f"{path.parent} is in use by another coordinator; stop it first, or ask it") from None
-            time.sleep(0.05)
+    def names(self) -> list[str]:
+        """All clients, those that left too."""
+        return [row["name"] for row in self._rows("SELECT name FROM clients ORDER BY name")]
+
+    def gone(self) -> frozenset[str]:
+        """The clients that left."""
+        return frozenset(row["name"] for row in self._rows("SELECT name FROM clients WHERE gone IS NOT NULL"))
+
+    def answered(self, table: Answered, publication: int | None = None) -> frozenset[str]:
+        """The clients whose answer is here; of the answers to a publication, those to this one."""
+        where = "" if table in ("descriptions", "contributions") else "WHERE publication = ?"
+        rows = self._rows(f"SELECT client FROM {table} {where}", *((publication,) if where else ()))
+        return frozenset(row["client"] for row in rows)
+
+    def descriptions(self) -> list[Row]:
+        """The descriptions, in the order of the clients' names."""
+        return self._rows("SELECT * FROM descriptions ORDER BY client")
+
+    def other_description(self, client: str) -> Row | None:
+        """The first description of another client."""
+        return self._row("SELECT * FROM descriptions WHERE client <> ? ORDER BY received LIMIT 1", client)
+
+    def description_of(self, client: str) -> Row | None:
+        """A client's description."""
+        return self._row("SELECT * FROM descriptions WHERE client = ?", client)
+
+    def write_description(self, client: str, sha256: str, n: int, data: bytes) -> None:
+        """Keep a client's description in place of its former one."""
+        self.know(client)
+        self.db.execute("DELETE FROM descriptions WHERE client = ?", (client,))
+        self._insert(
+            "descriptions", client=client, sha256=sha256, n=n, bytes=len(data), data=data, received=time.time()
+        )
+
+    # ------------------------------------------------------------------------------------------ contributions
+
+    def contributions(self, *, folded: bool) -> list[Row]:
+        """The contributions in the sum, or those not yet in it, in the order of the clients' names."""
+        return self._rows("SELECT * FROM contributions WHERE folded = ? ORDER BY client", int(folded))
+
+    def contribution_of(self, client: str) -> Row | None:
+        """A client's contribution."""
+        return self._row("SELECT * FROM contributions WHERE client = ?", client)
+
+    def contribution(self, sha256: str) -> Row | None:
+        """The contribution with this hash."""
+        return self._row("SELECT * FROM contributions WHERE sha256 = ?", sha256)
+
+    def departed(self, sha256: str) -> bool:
+        """Whether a contribution was taken out."""
+        return self._row("SELECT 1 FROM departed WHERE sha256 = ?", sha256) is not None
+
+    def write_contribution(self, client: str, sha256: str, n: int, form: str, n_bytes: int, blob: str) -> None:
+        """Keep a contribution as pending; its client is one of those here, also if it had left."""
+        self.know(client)
+        self.db.execute("UPDATE clients SET gone = NULL WHERE name = ?", (client,))
+        self._insert(
+            "contributions", client=client, sha256=sha256, n=n, form=form, bytes=n_bytes, blob=blob, folded=0,
+            received=time.time(),
+        )  # fmt: skip
+
+    def write_folded(self, client: str, blob: str | None) -> None:
+        """A contribution is in the sum; ``blob`` is the file that keeps its bytes, if they are kept."""
+        self.db.execute("UPDATE contributions SET folded = 1, blob = ? WHERE client = ?", (blob, client))
+
+    # ------------------------------------------------------------------------------------------- publications
+
+    def current(self) -> Row | None:
+        """The current publication; None before the first, and after someone in it left until one is made anew."""
+        if self.get("stale") == "1":
+            return None
+        return self._row("SELECT * FROM publications ORDER BY number DESC LIMIT 1")
+
+    def last_number(self) -> int:
+        """The last number given to a publication, also if it was deleted; 0 before the first."""
+        row = self._row("SELECT seq FROM sqlite_sequence WHERE name = 'publications'")
+        return 0 if row is None else int(row["seq"])
+
+    def publications(self) -> list[Row]:
+        """All publications, in order."""
+        return self._rows("SELECT * FROM publications ORDER BY number")
+
+    def publications_with(self, client: str) -> list[Row]:
+        """The publications that include a client."""
+        return self._rows(
+            "SELECT p.* FROM publications p JOIN members m ON m.publication = p.number WHERE m.client = ? "
+            "ORDER BY p.number", client,
+        )  # fmt: skip
+
+    def members(self, number: int) -> dict[str, str]:
+        """Who is in a publication, with the hash of what they contributed."""
+        rows = self._rows("SELECT client, sha256 FROM members WHERE publication = ? ORDER BY client", number)
+        return {row["client"]: row["sha256"] for row in rows}
+
+    def write_publication(self, members: Mapping[str, str], number: int, **values: str | int | float) -> None:
+        """Keep a publication: from now on it is the current one."""
+        self._insert("publications", number=number, created=time.time(), **values)
+        for client, digest in members.items():
+            self._insert("members", publication=number, client=client, sha256=digest)
+        self.put("stale", "0")
+
+    def write_holder(self, client: str, number: int) -> None:
+        """A client was sent a publication, and may hold it from now on."""
+        self.know(client)
+        self.db.execute("INSERT OR IGNORE INTO holders VALUES (?, ?, ?, NULL)", (client, number, time.time()))
+
+    def write_confirmed(self, client: str, number: int) -> None:
+        """A client has refitted to a publication, and no longer holds an earlier one."""
+        self.db.execute("DELETE FROM holders WHERE client = ? AND publication < ?", (client, number))
+        self.db.execute(
+            "UPDATE holders SET confirmed = ? WHERE client = ? AND publication = ?", (time.time(), client, number)
+        )
+
+    def confirmed(self, number: int | None) -> frozenset[str]:
+        """The clients that have refitted to a publication."""
+        rows = self._rows("SELECT client FROM holders WHERE publication = ? AND confirmed IS NOT NULL", number)
+        return frozenset(row["client"] for row in rows)
+
+    def held_by(self, client: str) -> list[int]:
+        """The publications that a client holds."""
+        rows = self._rows("SELECT publication FROM holders WHERE client = ? ORDER BY publication", client)
+        return [row["publication"] for row in rows]
+
+    def holders(self, numbers: Collection[int]) -> list[str]:
+        """The clients that hold one of these publications."""
+        query = f"SELECT DISTINCT client FROM holders WHERE publication IN ({_marks(numbers)}) ORDER BY client"
+        return [row["client"] for row in self._rows(query, *numbers)]
+
+    # ---------------------------------------------------------------------------- tables, metrics, refusals, events
+
+    def tables(self, number: int) -> list[Row]:
+        """The tables of left-out hits under a publication."""
+        return self._rows("SELECT * FROM tables WHERE publication = ? ORDER BY client", number)
+
+    def table_of(self, client: str, number: int) -> Row | None:
+        """A client's table under a publication."""
+        return self._row("SELECT * FROM tables WHERE publication = ? AND client = ?", number, client)
+
+    def write_table(self, client: str, number: int, sha256: str, n: int, data: bytes) -> None:
+        """Keep a client's table."""
+        self._insert(
+            "tables", publication=number, client=client, sha256=sha256, n=n, bytes=len(data), data=data,
+            received=time.time(),
+        )  # fmt: skip
+
+    def write_metrics(self, client: str, number: int, accuracy: float, n_test: int) -> None:
+        """Keep what a client reports, in place of its former report."""
+        self.know(client)
+        self.db.execute("DELETE FROM metrics WHERE client = ?", (client,))
+        self._insert(
+            "metrics", client=client, publication=number, accuracy=accuracy, n_test=n_test, received=time.time()
+        )
+
+    def write_refusal(self, client: str | None, what: str, sha256: str, n_bytes: int, reason: str) -> None:
+        """Keep that a message was refused, and why."""
+        self._insert(
+            "refusals", client=client, what=what, sha256=sha256, bytes=n_bytes, reason=reason, received=time.time()
+        )
+
+    def refusals(self, n: int) -> tuple[list[Row], int]:
+        """The last ``n`` refusals, the latest first, and how many there are."""
+        last = self._rows("SELECT * FROM refusals ORDER BY id DESC LIMIT ?", n)
+        return last, int(self.db.execute("SELECT COUNT(*) FROM refusals").fetchone()[0])
+
+    def events(self, n: int) -> list[Row]:
+        """The last ``n`` events, the latest first."""
+        rows = self._rows("SELECT * FROM events ORDER BY id DESC LIMIT ?", n)
+        return [{**row, "detail": json.loads(row["detail"])} for row in rows]
+
+    def overview(self, number: int | None) -> list[Row]:
+        """What each client has sent, with its table under this publication."""
+        return self._rows(OVERVIEW, number)
+
+    # ------------------------------------------------------------------------------------------------ leaving
+
+    def take_out(self, client: str) -> None:
+        """Delete a client's contribution and every publication that includes it; the same bytes do not come back."""
+        stale = [row["number"] for row in self.publications_with(client)]
+        self.db.execute("INSERT OR IGNORE INTO departed SELECT sha256 FROM contributions WHERE client = ?", (client,))
+        self.db.execute("DELETE FROM contributions WHERE client = ?", (client,))
+        self.db.execute(f"DELETE FROM publications WHERE number IN ({_marks(stale)})", stale)
+        if stale:
+            self.put("stale", "1")
+
+    def erase(self, client: str, *, forget: bool) -> None:
+        """What the ledger says about a client: all of it (``forget``), or all but that it was there and left."""
+        self.put("scrub", "due")
+        for table in ("descriptions", "metrics", "tables", "holders", *(("events", "refusals") if forget else ())):
+            self.db.execute(f"DELETE FROM {table} WHERE client = ?", (client,))
+        if forget:
+            self._unname(client)
+            self.db.execute("DELETE FROM clients WHERE name = ?", (client,))
+            self.event("forgot")
+        else:
+            self.db.execute("UPDATE clients SET gone = ? WHERE name = ?", (time.time(), client))
+            self.event("left", client)
+
+    def _unname(self, client: str) -> None:
+        """Take a name out of the reasons why others were refused; the refusals themselves stay."""
+        whole = re.compile(rf"(?<![\w.-]){re.escape(client)}(?![\w-])")  # site-1 is not site-10
+        for row in self._rows("SELECT id, reason FROM refusals"):
+            if whole.search(row["reason"]):
+                reason = whole.sub("(forgotten)", row["reason"])
+                self.db.execute("UPDATE refusals SET reason = ? WHERE id = ?", (reason, row["id"]))
+
+
+def _marks(values: Collection[object]) -> str:
+    return ", ".join("?" * len(values))

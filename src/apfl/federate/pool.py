@@ -7,7 +7,6 @@ again from the bytes, and added once.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
@@ -34,27 +33,21 @@ class Pool:
         blob = f"contribution-{contribution.sha256}.safetensors"
         self.ledger.blobs.put(blob, data)
         with self.ledger.transaction():
-            self.ledger.know(contribution.client)
-            self.ledger.db.execute("UPDATE clients SET gone = NULL WHERE name = ?", (contribution.client,))
-            self.ledger.insert(
-                "contributions", client=contribution.client, sha256=contribution.sha256, n=contribution.n_samples,
-                form=contribution.form, bytes=contribution.n_bytes, blob=blob, folded=0, received=time.time(),
-            )  # fmt: skip
-            self.ledger.event("contributed", contribution.client, n=contribution.n_samples, bytes=contribution.n_bytes)
+            client, n, n_bytes = contribution.client, contribution.n_samples, contribution.n_bytes
+            self.ledger.write_contribution(client, contribution.sha256, n, contribution.form, n_bytes, blob)
+            self.ledger.event("contributed", client, n=n, bytes=n_bytes)
 
     def pending(self) -> list[str]:
         """Clients whose contribution is here but not in the sum."""
-        found = self.ledger.rows("SELECT client FROM contributions WHERE NOT folded ORDER BY client")
-        return [row["client"] for row in found]
+        return [row["client"] for row in self.ledger.contributions(folded=False)]
 
     def members(self) -> dict[str, str]:
         """Clients in the sum, with the hash of what they contributed."""
-        found = self.ledger.rows("SELECT client, sha256 FROM contributions WHERE folded ORDER BY client")
-        return {row["client"]: row["sha256"] for row in found}
+        return {row["client"]: row["sha256"] for row in self.ledger.contributions(folded=True)}
 
     def fold(self) -> None:
         """Add every pending contribution to the sum, once."""
-        pending = self.ledger.rows("SELECT * FROM contributions WHERE NOT folded ORDER BY client")
+        pending = self.ledger.contributions(folded=False)
         if not pending:
             return
         running = self.running().copy()
@@ -65,10 +58,7 @@ class Pool:
         dropped = [] if self.terms.keep_contributions else [row["blob"] for row in pending]
         with self.replaced(running, dropped):
             for row in pending:
-                blob = row["blob"] if self.terms.keep_contributions else None
-                self.ledger.db.execute(
-                    "UPDATE contributions SET folded = 1, blob = ? WHERE client = ?", (blob, row["client"])
-                )
+                self.ledger.write_folded(row["client"], row["blob"] if self.terms.keep_contributions else None)
 
     def running(self) -> ExactSum:
         """The sum over members."""
@@ -78,17 +68,17 @@ class Pool:
                 self._running = ExactSum.zero(self.terms.width, self.terms.n_classes)
             else:
                 self._running = ExactSum.from_tensors(self.ledger.blobs.tensors(name), self.terms.width)
-            found = self.ledger.row("SELECT COALESCE(SUM(n), 0) AS n FROM contributions WHERE folded")
-            if found is None or found["n"] != self._running.n_samples:
+            n_members = sum(row["n"] for row in self.ledger.contributions(folded=True))
+            if n_members != self._running.n_samples:
                 raise FolderError(
                     f"{self.ledger.folder} is damaged: the sum is of {self._running.n_samples} rows, its members "
-                    f"have {found and found['n']}; restore the folder from a backup"
+                    f"have {n_members}; restore the folder from a backup"
                 )
         return self._running
 
     def without(self, client: str, data: bytes | None) -> ExactSum:
         """The sum less one member, from the bytes kept here or from those it brings."""
-        row = self.ledger.row("SELECT * FROM contributions WHERE client = ?", client)
+        row = self.ledger.contribution_of(client)
         assert row is not None
         assert row["folded"]
         if row["blob"] is None:
@@ -111,7 +101,7 @@ class Pool:
 
     def recomputed(self, without: str) -> ExactSum | None:
         """The sum of all members but one, added up anew; None where contributions are not kept."""
-        rows = self.ledger.rows("SELECT * FROM contributions WHERE folded AND client <> ?", without)
+        rows = [row for row in self.ledger.contributions(folded=True) if row["client"] != without]
         if any(row["blob"] is None for row in rows):
             return None
         fresh = ExactSum.zero(self.terms.width, self.terms.n_classes)

@@ -1,4 +1,4 @@
-"""Where a federation stands, as plain values; can be asked while a coordinator works in the folder."""
+"""Where a federation stands and what it has come to; can be asked while a coordinator works in the folder."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from apfl.federate.ledger import Ledger
-from apfl.federate.terms import Terms
+import torch
 
-__all__ = ["status", "status_of"]
+from apfl.errors import InputError
+from apfl.federate.ledger import Ledger, Row
+from apfl.federate.messages import open_publication
+from apfl.federate.terms import Terms
+from apfl.models.dual_stream import DualStream
+
+__all__ = ["primary_model", "status", "status_of", "summary"]
 
 N_RECENT = 20
+SHOWN = ("number", "sha256", "bytes", "gamma", "n", "created")  # of a publication
 
 
 def status_of(folder: str | Path) -> dict[str, Any]:
@@ -25,11 +31,8 @@ def status_of(folder: str | Path) -> dict[str, Any]:
 
 def status(ledger: Ledger) -> dict[str, Any]:
     """Who joined, answered and is waited for; bytes; publications with their members; refusals; what happened last."""
-    ledger.db.execute("BEGIN")  # all that follows is of one moment
-    try:
+    with ledger.snapshot():
         return _status(ledger)
-    finally:
-        ledger.db.execute("COMMIT")
 
 
 def _status(ledger: Ledger) -> dict[str, Any]:
@@ -37,11 +40,13 @@ def _status(ledger: Ledger) -> dict[str, Any]:
     settled = ledger.get("terms")
     terms = draft if settled is None else Terms.from_json(settled)
     publications = [
-        {**row, "members": [m["client"] for m in ledger.rows(MEMBERS, row["number"])]}
-        for row in ledger.rows("SELECT number, sha256, bytes, gamma, n, created FROM publications ORDER BY number")
+        {key: row[key] for key in SHOWN} | {"members": list(ledger.members(row["number"]))}
+        for row in ledger.publications()
     ]
-    current = publications[-1]["number"] if publications and ledger.get("stale") != "1" else None
-    clients = [_client(ledger, row, current) for row in ledger.rows(CLIENTS, current)]
+    latest = ledger.current()
+    current = None if latest is None else latest["number"]
+    clients = [_client(ledger, row) for row in ledger.overview(current)]
+    refusals, n_refusals = ledger.refusals(N_RECENT)
     tables = [row["name"] for row in clients if row["table"]]
     return {
         "federation": draft.federation,
@@ -53,28 +58,13 @@ def _status(ledger: Ledger) -> dict[str, Any]:
         "current": current,
         "tables": tables,
         "bytes_up": sum(row["bytes_up"] for row in clients),
-        "refusals": ledger.rows("SELECT * FROM refusals ORDER BY id DESC LIMIT ?", N_RECENT),
-        "n_refusals": (ledger.row("SELECT COUNT(*) AS n FROM refusals") or {})["n"],
-        "events": [
-            {**row, "detail": json.loads(row["detail"])}
-            for row in ledger.rows("SELECT * FROM events ORDER BY id DESC LIMIT ?", N_RECENT)
-        ],
+        "refusals": refusals,
+        "n_refusals": n_refusals,
+        "events": ledger.events(N_RECENT),
     }
 
 
-MEMBERS = "SELECT client FROM members WHERE publication = ? ORDER BY client"
-CLIENTS = """
-SELECT k.name, k.since, k.gone, d.n AS described, d.bytes AS description_bytes, c.n, c.sha256, c.form,
-  c.bytes AS contribution_bytes, c.folded, c.received, t.bytes AS table_bytes, m.accuracy, m.n_test,
-  m.publication AS measured
-FROM clients k LEFT JOIN descriptions d ON d.client = k.name LEFT JOIN contributions c ON c.client = k.name
-  LEFT JOIN tables t ON t.client = k.name AND t.publication = ? LEFT JOIN metrics m ON m.client = k.name
-ORDER BY k.name
-"""
-
-
-def _client(ledger: Ledger, row: dict[str, Any], current: int | None) -> dict[str, Any]:
-    held = ledger.rows("SELECT publication FROM holders WHERE client = ? ORDER BY publication", row["name"])
+def _client(ledger: Ledger, row: Row) -> dict[str, Any]:
     sizes = [row.pop(name) or 0 for name in ("description_bytes", "contribution_bytes")]
     table = row.pop("table_bytes")
     folded = row.pop("folded")
@@ -87,7 +77,7 @@ def _client(ledger: Ledger, row: dict[str, Any], current: int | None) -> dict[st
         "state": state,
         "table": table is not None,
         "bytes_up": sum(sizes) + (table or 0),
-        "holds": [each["publication"] for each in held],
+        "holds": ledger.held_by(row["name"]),
     }
 
 
@@ -99,3 +89,44 @@ def _phase(terms: Terms, clients: list[dict[str, Any]], current: int | None, n_t
         return "contributing"
     members = sum(row["state"] == "member" for row in clients)
     return "choosing" if terms.wants_tables and n_tables < members else "published"
+
+
+def summary(folder: str | Path) -> dict[str, Any]:
+    """Members, rows, settings and reported accuracies of the current publication."""
+    state = status_of(folder)
+    current = next((row for row in state["publications"] if row["number"] == state["current"]), None)
+    if current is None:
+        raise InputError(_nothing(state, folder))
+    reported = {row["name"]: row["accuracy"] for row in state["clients"] if row["measured"] == current["number"]}
+    values = {
+        "federation": state["federation"], "publication": current["number"], "members": current["members"],
+        "rows": current["n"], "gamma": current["gamma"], "width": state["terms"]["method"]["d_primary"],
+        "classes": state["terms"]["class_names"], "sha256": current["sha256"],
+    }  # fmt: skip
+    if reported:
+        values["accuracy"] = [f"{name} {value:.4f}" for name, value in sorted(reported.items())]
+        values["accuracy_client_mean"] = sum(reported.values()) / len(reported)
+    return values
+
+
+def primary_model(folder: str | Path, path: str | Path) -> DualStream:
+    """The current primary as a model, written to ``path``: what a new site has before it refines."""
+    ledger = Ledger(folder, writer=False)
+    try:
+        row = ledger.current()
+        if row is None:
+            raise InputError(_nothing(status(ledger), folder))
+        terms = Terms.from_json(ledger.get("terms") or "")
+        published = open_publication(ledger.blobs.read(row["blob"]), terms)
+    finally:
+        ledger.close()
+    model = DualStream(
+        terms.maps(torch.zeros(1, 1))[0], published.weights, normaliser=terms.normaliser(),
+        class_names=terms.class_names,
+    )  # fmt: skip
+    model.save(path)
+    return model
+
+
+def _nothing(state: dict[str, Any], folder: str | Path) -> str:
+    return f"nothing is published yet ({state['phase']}); first: apfl federate run {folder}"

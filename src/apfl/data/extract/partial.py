@@ -15,17 +15,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
 from apfl.errors import InputError
-from apfl.files import replacing
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from apfl.files import hold, replacing
 
 __all__ = ["Partial"]
 
@@ -42,19 +37,12 @@ class Partial:
         self.target, self.plan, self.pause = target, json.loads(json.dumps(plan)), seconds_between_saves
         self.folder = target.with_name(f".{target.name}.partial")
         self.rows, self.width, self.skipped = 0, 0, dict[int, str]()
-        self._file: BinaryIO | None = None
+        self._file: IO[bytes] | None = None
         self._saved = time.monotonic()
 
     def __enter__(self) -> Partial:
+        self._file = hold(self.folder / "rows.f32", what=self.target)  # one extraction at a time
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._file = (self.folder / "rows.f32").open("a+b")
-        except OSError as error:
-            raise InputError(
-                f"cannot write {self.folder}: {error.strerror}; choose a folder you may write to"
-            ) from error
-        try:
-            self._lock(self._file)
             self._resume()
         except BaseException:
             self._file.close()
@@ -133,14 +121,3 @@ class Partial:
         if self._file.seek(0, os.SEEK_END) < length:
             self.rows, self.width, self.skipped, length = 0, 0, {}, 0
         self._file.truncate(length)
-
-    def _lock(self, file: BinaryIO) -> None:
-        """One extraction at a time; the lock goes with the process, however it ends."""
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(
-                f"another process is extracting into {self.target}; wait for it or choose another --out"
-            ) from error

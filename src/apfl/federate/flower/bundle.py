@@ -12,7 +12,9 @@ from pathlib import Path
 import apfl
 from apfl.files import replacing
 
-__all__ = ["app_hash", "write_app"]
+__all__ = ["DEADLINE", "app_hash", "write_app"]
+
+DEADLINE = 600.0  # seconds that a run waits for sites in each stage
 
 PYPROJECT = """\
 [project]
@@ -32,10 +34,9 @@ clientapp = "apfl.federate.flower.client_app:app"
 # Overridden with `flwr run APP --run-config 'folder="/srv/federation" deadline=60.0'`.
 [tool.flwr.app.config]
 folder = ""
-deadline = 600.0
+deadline = {deadline}
 linger = 0.0
 evaluate = false
-predict = false
 leave = ""
 forget = false
 """
@@ -43,7 +44,7 @@ forget = false
 
 def pyproject() -> str:
     """What the app's one file says."""
-    return PYPROJECT.format(version=apfl.__version__)
+    return PYPROJECT.format(version=apfl.__version__, deadline=DEADLINE)
 
 
 def write_app(folder: Path) -> Path:

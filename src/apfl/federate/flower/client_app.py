@@ -6,7 +6,6 @@ configuration: they are set where the site is, and nothing that a server sends c
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,10 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from apfl.data.sources.features import load_unlabelled
 from apfl.errors import InputError
-from apfl.federate import Site, Terms
 from apfl.federate.flower.wire import Setting, content, parts
+from apfl.federate.site import Site
+from apfl.federate.terms import Terms
 from apfl.files import replacing
 
 __all__ = ["SIMULATION", "app"]
@@ -37,7 +36,6 @@ class Limits:
         self.contribute = bool(config.get("contribute", True))
         self.report = bool(config.get("report", False))
         self.terms = str(config.get("terms", ""))
-        self.predict = str(config.get("predict", ""))
 
     def check(self, given: bytes) -> None:
         """Refuse terms under which more would leave than the site agreed to."""
@@ -81,17 +79,6 @@ def _evaluate(site: Site, limits: Limits, given: Payloads) -> Answer:
     if not limits.report or site.test is None:
         return {"declined": "this site does not report metrics"}, {}
     return {}, {"metrics": site.metrics(given["terms"])}
-
-
-def _predict(site: Site, limits: Limits, given: Payloads) -> Answer:
-    """Predictions for the site's own rows; they stay here, and only their number leaves."""
-    if not limits.predict:
-        return {"declined": "this site has no rows to predict (--predict)"}, {}
-    terms = given["terms"]
-    names = site.predict(terms, load_unlabelled(limits.predict))
-    with replacing(site.home(Terms.from_json(terms)) / "predictions.csv") as temporary, temporary.open("w") as stream:
-        csv.writer(stream).writerows([["row", "predicted"], *enumerate(names)])
-    return {"predicted": sum(name is not None for name in names)}, {}
 
 
 def _kept_publication(site: Site, given: Payloads) -> bytes:
@@ -151,4 +138,3 @@ app.train("sent")(_handler(_sent))
 app.train("table")(_handler(_table))
 app.train("refine")(_handler(_refine))
 app.evaluate("metrics")(_handler(_evaluate))
-app.query("predict")(_handler(_predict))

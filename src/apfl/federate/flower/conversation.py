@@ -8,7 +8,7 @@ a reply may come long after its deadline and is still taken.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +16,14 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from apfl.errors import InputError
-from apfl.federate import Coordinator, Receipt
+from apfl.federate.coordinator import Coordinator
 from apfl.federate.flower.answers import Answers
+from apfl.federate.flower.bundle import DEADLINE
 from apfl.federate.flower.events import Events
 from apfl.federate.flower.presence import Presence
-from apfl.federate.flower.questions import TYPES, Ask, Closed
+from apfl.federate.flower.questions import PHASES, Ask, Key, Questions
 from apfl.federate.flower.wire import Setting, content, parts, reason
+from apfl.federate.intake import Receipt
 
 __all__ = ["Conversation", "Policy"]
 
@@ -32,23 +34,25 @@ PAUSE = 0.5
 class Policy:
     """How long to wait for whom."""
 
-    deadline: float = 600.0  # seconds for each stage; then it goes on with those who answered
+    deadline: float = DEADLINE  # seconds for each stage; then it goes on with those who answered
     linger: float = 0.0  # seconds to stay for late sites when all is done
     evaluate: bool = False
-    predict: bool = False
 
 
 class Conversation:
-    """One run over one ledger."""
+    """One run over one ledger.
+
+    Every question to a site has a state (`questions.State`); the run itself is in a stage, the phase whose answers
+    it waits for before it settles the terms, publishes or chooses settings.
+    """
 
     def __init__(self, grid: Grid, coordinator: Coordinator, policy: Policy, events: Events, folder: Path) -> None:
         self.grid, self.coordinator, self.policy, self.events = grid, coordinator, policy, events
         self.sites = Presence(grid, folder)
-        self.asked: dict[str, Ask] = {}  # by message id
-        self.closed = Closed()
+        self.questions = Questions()
         self.stage: tuple[str, int] = ("", 0)
         self.stage_began = time.monotonic()
-        self.chosen: tuple[int, bytes] | None = None
+        self.chosen: tuple[int, bytes] = (0, b"")  # publication, the choice of its settings
 
     def run(self) -> bool:
         """Until nothing is left to do; whether there is a primary and every site that could has its model."""
@@ -67,65 +71,50 @@ class Conversation:
             if not moved:
                 time.sleep(PAUSE)
 
+    def _answers(self) -> Answers:
+        return Answers(self.coordinator, self.chosen[0])
+
     # Asking
 
     def _ask(self) -> None:
-        busy = {ask.node for ask in self.asked.values()}
-        state = Answers(self.coordinator)
+        busy, answers = self.questions.busy(), self._answers()
         for node, client in self.sites.online.items():
-            phase = None if node in busy else self._next(node, client, state)
+            phase = None if node in busy else self._next(node, client, answers)
             if phase is not None:
-                self._send(node, client, phase, state)
+                self._send(node, client, phase, answers)
 
-    def _next(self, node: int, client: str | None, state: Answers) -> str | None:
-        """What the ledger lacks from this site."""
+    def _next(self, node: int, client: str | None, answers: Answers) -> str | None:
+        """The first question that this site owes an answer to; one without a name is asked for its description."""
         if client is None:
-            return self._unless_closed("describe", str(node), 0)
-        if client in state.gone:
+            return "describe" if self.questions.is_open((str(node), "describe", 0)) else None
+        if client in answers.gone:
             return None
-        if not state.settled:
-            return None if client in state.described else self._unless_closed("describe", client, 0)
-        if client not in state.contributed and (ask := self._unless_closed("statistics", client, 0)):
-            return ask
-        number = state.current
-        if number is None:
-            return None
-        if self._choosing(state) and client in state.members and client not in state.tabled:
-            return self._unless_closed("table", client, number)
-        if not self._choosing(state) and client not in state.confirmed and client not in state.next_members:
-            return self._unless_closed("refine", client, number)
-        if client in state.confirmed:
-            wanted = [("evaluate", self.policy.evaluate and client not in state.measured)]
-            for phase, asked_for in [*wanted, ("predict", self.policy.predict)]:
-                if asked_for and (ask := self._unless_closed(phase, client, number)):
-                    return ask
-        return None
+        wanted = (phase for phase in PHASES if phase != "evaluate" or self.policy.evaluate)
+        return next((phase for phase in wanted if self._owes(client, phase, answers)), None)
 
-    def _unless_closed(self, phase: str, who: str, number: int) -> str | None:
-        return None if (who, phase, number) in self.closed else phase
+    def _owes(self, site: str, phase: str, answers: Answers) -> bool:
+        """Whether the ledger lacks a site's answer, which may still come."""
+        return PHASES[phase].owed(site, answers) and self.questions.is_open(_key(site, phase, answers))
 
-    def _choosing(self, state: Answers) -> bool:
-        """Whether tables are still collected for the current publication: not once anyone has refined by a choice."""
-        return state.wants_tables and not state.confirmed and (self.chosen or (0, b""))[0] != state.current
-
-    def _send(self, node: int, client: str | None, phase: str, state: Answers) -> None:
-        payloads = {"terms": self.coordinator.invitation() if phase == "describe" else state.terms}
-        number = state.current or 0
+    def _send(self, node: int, client: str | None, phase: str, answers: Answers) -> None:
+        payloads = {"terms": self.coordinator.invitation() if phase == "describe" else answers.terms}
+        current = answers.current or 0
         if phase == "refine":
-            payloads["choice"] = self._choice(number)
-        if phase == "table" or (phase == "refine" and client not in state.tabled):
+            payloads["choice"] = self._choice(current)
+        if phase == "table" or (phase == "refine" and client not in answers.tabled):
             assert client is not None
             payloads["publication"] = self.coordinator.deliver(client)
-        message = Message(content(payloads), node, TYPES[phase], group_id=f"{phase} {number}" if number else phase)
+        group = f"{phase} {current}" if current else phase
+        message = Message(content(payloads), node, PHASES[phase].message, group_id=group)
         (message_id,) = self.grid.push_messages([message])
         if not message_id:  # the site has gone this very moment
             return
-        number = number if phase in ("table", "refine", "evaluate", "predict") else 0
-        self.asked[message_id] = Ask(node, client, phase, number)
-        self.events("asked", client=client, phase=phase, number=number, bytes=sum(map(len, payloads.values())))
+        ask = Ask(node, client, phase, current if PHASES[phase].numbered else 0)
+        self.questions.ask(message_id, ask)
+        self.events("asked", client=client, phase=phase, number=ask.number, bytes=sum(map(len, payloads.values())))
 
     def _choice(self, number: int) -> bytes:
-        if self.chosen is None or self.chosen[0] != number:
+        if self.chosen[0] != number:
             self.chosen = number, self.coordinator.choose()
             self.events("chosen", number=number)
         return self.chosen[1]
@@ -135,138 +124,153 @@ class Conversation:
     def _take(self) -> bool:
         """Pull what has arrived, one reply at a time."""
         moved = False
-        for message_id in list(self.asked):
+        for message_id in list(self.questions.asked):
             for reply in self.grid.pull_messages([message_id]):
-                ask = self.asked.pop(message_id)  # an error's sender is the SuperLink: only the id says whose it is
+                # An error's sender is the SuperLink: only the id says whose it is.
+                ask = self.questions.take(message_id)
                 moved = True
                 if reply.has_error():
-                    self._failed(ask, reason(reply), again=True)
+                    self.questions.fail(ask.key)
+                    self._tell("failed", ask, reason=reason(reply))
                 else:
                     self._answered(ask, reply)
         return moved
 
     def _answered(self, ask: Ask, reply: Message) -> None:
+        """A site's reply: an answer, or that it failed or declined to give one."""
         try:
             settings, payloads = parts(reply)
+            client = self._name(ask, str(settings.get("name", "")))
         except InputError as error:
-            self._failed(ask, str(error), again=False)
+            self.questions.refuse(ask.key)
+            self._tell("failed", ask, reason=str(error))
             return
-        name = str(settings.get("name", ""))
-        client = ask.client if ask.node in self.sites.vouched else ask.client or name
-        if client is None or (ask.node in self.sites.vouched and name != client):
-            self._failed(ask, f"the key of {client} came with the name {name!r}", again=False)
-            return
+        for outcome in ("failed", "declined"):
+            if outcome in settings:
+                self.questions.refuse(ask.key)
+                if outcome == "declined" and ask.phase == "describe":  # then it has no statistics to give either
+                    self.questions.refuse((client, "statistics", 0))
+                self._tell(outcome, ask, reason=str(settings[outcome]))
+                return
+        self._handed_over(ask, client, payloads)
+
+    def _name(self, ask: Ask, name: str) -> str:
+        """Who answered: the site that the key belongs to, and without keys the one that it says it is."""
+        vouched = ask.node in self.sites.vouched
+        client = ask.client if vouched else ask.client or name
+        if client is None or (vouched and name != client):
+            raise InputError(f"the key of {client} came with the name {name!r}")
         self.sites.learn(ask.node, client)
-        ask.client = client
-        if "failed" in settings or "declined" in settings:
-            why = str(settings.get("failed") or settings.get("declined"))
-            self._failed(ask, why, again=False, declined="declined" in settings)
-            return
-        receipt = self._handed_over(ask, client, payloads)
-        size = sum(map(len, payloads.values()))
-        outcome = "accepted" if receipt is None else receipt.outcome
-        told: dict[str, Setting] = {"phase": ask.phase, "number": ask.number, "outcome": outcome, "bytes": size}
-        if receipt is not None and receipt.reason:
-            told["reason"] = receipt.reason
-        self.events("answered", client=client, seconds=round(time.monotonic() - ask.at, 2), **told)
-        if receipt is not None and not receipt.ok:
-            self.closed.close(ask.key, receipt.reason)
+        self.questions.name(ask, client)
+        return client
 
-    def _handed_over(self, ask: Ask, client: str, payloads: dict[str, bytes]) -> Receipt | None:
-        takers: dict[str, tuple[str, Callable[[bytes, str | None], Receipt]]] = {
-            "describe": ("description", self.coordinator.describe),
-            "statistics": ("statistics", self.coordinator.accept),
-            "table": ("table", self.coordinator.table),
-            "evaluate": ("metrics", self.coordinator.metrics),
-        }
-        if ask.phase in takers:
-            name, take = takers[ask.phase]
-            if ask.phase == "table" and (self.chosen or (0, b""))[0] == ask.number:
-                return Receipt("refused", client, f"the settings of publication {ask.number} were chosen already")
-            receipt = take(payloads.get(name, b""), client)
-            if ask.phase in ("describe", "evaluate"):
-                self.closed.close(ask.key, "answered")
-            return receipt
-        if ask.phase == "refine":
-            self.coordinator.confirm(client, ask.number)
-            if "metrics" in payloads:  # a site that reports need not be asked for it separately
-                self.coordinator.metrics(payloads["metrics"], client)
-        else:
-            self.closed.close(ask.key, "answered")
-        return None
+    def _handed_over(self, ask: Ask, client: str, payloads: dict[str, bytes]) -> None:
+        """Give the answer to the coordinator, and note what it makes of it."""
+        take = {
+            "describe": self._receipt("description", self.coordinator.describe),
+            "statistics": self._receipt("statistics", self.coordinator.accept),
+            "table": self._table,
+            "refine": self._refined,
+            "evaluate": self._receipt("metrics", self.coordinator.metrics),
+        }[ask.phase]
+        receipt = take(ask, client, payloads)
+        (self.questions.answer if receipt.ok else self.questions.refuse)(ask.key)
+        size, seconds = sum(map(len, payloads.values())), round(time.monotonic() - ask.at, 2)
+        why: dict[str, Setting] = {"reason": receipt.reason} if receipt.reason else {}
+        self._tell("answered", ask, seconds=seconds, outcome=receipt.outcome, bytes=size, **why)
 
-    def _failed(self, ask: Ask, why: str, *, again: bool, declined: bool = False) -> None:
-        if again:
-            self.closed.broken(ask.key, why)
-        else:
-            self.closed.close(ask.key, why)
-        if ask.client is not None and declined and ask.phase == "describe":
-            self.closed.close((ask.client, "statistics", 0), why)
-        event = "declined" if declined else "failed"
-        self.events(event, client=ask.client, phase=ask.phase, number=ask.number, reason=why)
+    @staticmethod
+    def _receipt(payload: str, take: Callable[[bytes, str | None], Receipt]) -> Taker:
+        return lambda ask, client, payloads: take(payloads.get(payload, b""), client)
+
+    def _table(self, ask: Ask, client: str, payloads: dict[str, bytes]) -> Receipt:
+        if self.chosen[0] == ask.number:
+            return Receipt("refused", client, f"the settings of publication {ask.number} were chosen already")
+        return self.coordinator.table(payloads.get("table", b""), client)
+
+    def _refined(self, ask: Ask, client: str, payloads: dict[str, bytes]) -> Receipt:
+        self.coordinator.confirm(client, ask.number)
+        if "metrics" in payloads:  # a site that reports need not be asked for it separately
+            self.coordinator.metrics(payloads["metrics"], client)
+        return Receipt("accepted", client)
+
+    def _tell(self, event: str, ask: Ask, **fields: Setting) -> None:
+        self.events(event, client=ask.client, phase=ask.phase, number=ask.number, **fields)
 
     # Going on
 
     def _decide(self) -> bool:
         """Settle, publish or choose, when everyone has answered or the deadline has passed."""
-        state = Answers(self.coordinator)
-        stage = ("describe", 0) if not state.settled else ("statistics", 0) if state.current is None else (
-            ("table", state.current) if self._choosing(state) else ("refine", state.current)
-        )  # fmt: skip
+        answers = self._answers()
+        phase = _stage(answers)
+        stage = phase, answers.current or 0
         if stage != self.stage:
             self.stage, self.stage_began = stage, time.monotonic()
-        phase, number = stage
-        waiting = self._waiting(phase, number, state)
-        late = time.monotonic() - self.stage_began > self.policy.deadline
-        if waiting and not late:
+        waiting = self._waiting(answers)
+        if waiting and not self._late():
             return False
-        if phase == "describe":
-            if len(state.described) < self.coordinator.draft.quorum:
-                return False
-            self.coordinator.settle()
-            self.events("settled", clients=sorted(state.described), late=sorted(waiting))
-            return True
-        if phase == "table":
-            if not state.tabled:
-                return False
-            self._choice(number)
-            return True
-        if self.coordinator.ready():
-            publication = self.coordinator.publish()
-            self.events(
-                "published", number=publication.number, members=list(publication.members), late=sorted(waiting),
-                n=publication.n_samples, gamma=publication.gamma,
-            )  # fmt: skip
-            return True
-        return False
+        decide = {
+            "describe": self._settle, "statistics": self._publish, "table": self._choose, "refine": self._publish
+        }  # fmt: skip
+        return decide[phase](answers, waiting)
 
-    def _waiting(self, phase: str, number: int, state: Answers) -> Collection[str]:
+    def _settle(self, answers: Answers, waiting: set[str]) -> bool:
+        if len(answers.described) < self.coordinator.draft.quorum:
+            return False
+        self.coordinator.settle()
+        self.events("settled", clients=sorted(answers.described), late=sorted(waiting))
+        return True
+
+    def _choose(self, answers: Answers, waiting: set[str]) -> bool:
+        if not answers.tabled:
+            return False
+        self._choice(answers.current or 0)
+        return True
+
+    def _publish(self, answers: Answers, waiting: set[str]) -> bool:
+        if not self.coordinator.ready():
+            return False
+        publication = self.coordinator.publish()
+        self.events(
+            "published", number=publication.number, members=list(publication.members), late=sorted(waiting),
+            n=publication.n_samples, gamma=publication.gamma,
+        )  # fmt: skip
+        return True
+
+    def _waiting(self, answers: Answers) -> set[str]:
         """Who has yet to answer in this stage."""
-        there = self.sites.everyone()
-        answered = {
-            "describe": state.described, "statistics": state.contributed, "table": state.tabled,
-            "refine": state.confirmed,
-        }[phase]  # fmt: skip
-        wanted = there | (self.sites.admitted if phase in ("describe", "statistics") else frozenset())
-        if phase == "table":
-            wanted = there & state.members
-        if phase == "refine":
-            wanted = there - state.next_members
-        key = number if phase in ("table", "refine") else 0
-        out = {who for who in wanted if who not in answered and (who, phase, key) not in self.closed}
+        phase, sites = _stage(answers), self.sites.everyone()
+        if phase in ("describe", "statistics"):
+            sites |= self.sites.admitted
+        waiting = {site for site in sites if self._owes(site, phase, answers)}
         if phase == "refine":  # before anything new is published, whoever is sending statistics may finish
-            out |= {ask.client or str(ask.node) for ask in self.asked.values() if ask.phase == "statistics"}
-        return out - state.gone
+            waiting |= self.questions.asked_for("statistics")
+        return waiting - answers.gone
+
+    def _late(self) -> bool:
+        return time.monotonic() - self.stage_began > self.policy.deadline
 
     def _done(self) -> bool:
         """Nothing can be asked and nobody is waited for, or the deadline of the last stage has passed."""
-        state = Answers(self.coordinator)
-        late = time.monotonic() - self.stage_began > self.policy.deadline
-        waiting = self._waiting(*self.stage, state)
-        if late:
+        if self._late():
             return True
-        if waiting or (self.stage[0] != "refine"):
+        answers = self._answers()
+        if _stage(answers) != "refine" or self._waiting(answers) or self.questions.asked_for("evaluate"):
             return False
-        return not any(ask.phase in ("evaluate", "predict") for ask in self.asked.values()) and not any(
-            self._next(node, client, state) for node, client in self.sites.online.items()
-        )
+        return not any(self._next(node, client, answers) for node, client in self.sites.online.items())
+
+
+Taker = Callable[[Ask, str, dict[str, bytes]], Receipt]
+
+
+def _stage(answers: Answers) -> str:
+    """The phase whose answers decide how it goes on."""
+    if not answers.settled:
+        return "describe"
+    if answers.current is None:
+        return "statistics"
+    return "table" if answers.choosing else "refine"
+
+
+def _key(site: str, phase: str, answers: Answers) -> Key:
+    return site, phase, (answers.current or 0) if PHASES[phase].numbered else 0

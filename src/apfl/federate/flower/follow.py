@@ -12,6 +12,7 @@ from typing import Any
 from apfl.errors import InputError
 from apfl.federate.flower.events import Events
 from apfl.federate.flower.processes import CONNECTION, Server
+from apfl.files import is_held
 
 __all__ = ["follow", "start_run"]
 
@@ -34,7 +35,8 @@ def follow(folder: Path, run_id: str, tell: Callable[[dict[str, Any]], None]) ->
     """Pass on the events of a run until its last one, which is returned; raise if the run died."""
     position, began, started = 0, time.monotonic(), False
     while True:
-        alive = locked(folder)  # before reading: what a run wrote at its end is read after it was seen to have ended
+        # Before reading: what a run wrote at its end is read after it was seen to have ended.
+        ended = is_held(folder / "lock") is False
         for position, event in Events.read(folder / "events.jsonl", position):  # noqa: B007, B020
             if event["run"] != run_id:
                 continue
@@ -44,7 +46,7 @@ def follow(folder: Path, run_id: str, tell: Callable[[dict[str, Any]], None]) ->
                 return event
             if event["event"] == "crashed":
                 raise InputError(f"the run stopped: {event['reason']}")
-        if started and not alive:
+        if started and ended:
             raise InputError(
                 f"run {run_id} was killed; run again: nothing that has arrived is asked for again "
                 f"(apfl federate run {folder})"
@@ -52,19 +54,3 @@ def follow(folder: Path, run_id: str, tell: Callable[[dict[str, Any]], None]) ->
         if not started and time.monotonic() - began > START:
             raise InputError(f"run {run_id} has not begun; see {folder / 'flower' / 'superlink.log'}")
         time.sleep(0.2)
-
-
-def locked(folder: Path) -> bool:
-    """Whether a process works on the ledger now."""
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        return True
-    try:
-        with (folder / "lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True

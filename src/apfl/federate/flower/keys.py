@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from apfl.errors import InputError, optional
+from apfl.federate.terms import check_name
 from apfl.files import replacing
 
 __all__ = ["ServerKeys", "make_certificates", "make_site_key", "public_keys"]
@@ -85,8 +86,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 825) -> Se
 
 def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
     """The key pair of one site: NAME.key stays there, NAME.pub is registered at the server."""
-    if not name or not all(letter.isalnum() or letter in "-_." for letter in name) or name.startswith("."):
-        raise InputError(f"site name '{name}' given; use letters, digits, '-', '_' and '.', for example site-a")
+    check_name("client", name)
     serialization = optional("cryptography.hazmat.primitives.serialization", "flower")
     private, public = folder / f"{name}.key", folder / f"{name}.pub"
     if private.exists():

@@ -13,7 +13,8 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from apfl.errors import InputError
-from apfl.federate import Coordinator
+from apfl.federate.coordinator import Coordinator
+from apfl.federate.flower.bundle import DEADLINE
 from apfl.federate.flower.client_app import SIMULATION
 from apfl.federate.flower.conversation import PAUSE, Conversation, Policy
 from apfl.federate.flower.events import Events
@@ -22,7 +23,6 @@ from apfl.federate.flower.wire import content, parts
 
 __all__ = ["app"]
 
-DEADLINE = 600.0
 WAIT = 60.0  # seconds for a run before this one to let go of the ledger
 
 app = ServerApp()
@@ -38,10 +38,9 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(told)
     events = Events(folder, str(context.run_id))
     policy = Policy(
-        deadline=float(config.get("deadline") or 0) or DEADLINE,
+        deadline=float(config.get("deadline") or DEADLINE),
         linger=float(config.get("linger") or 0),
         evaluate=bool(config.get("evaluate")) or SIMULATION in os.environ,
-        predict=bool(config.get("predict")),
     )
     try:
         with Coordinator(folder, wait=WAIT) as coordinator:
@@ -66,10 +65,10 @@ def main(grid: Grid, context: Context) -> None:
 
 def _fetch_back(grid: Grid, coordinator: Coordinator, client: str, deadline: float, sites: Presence) -> bytes:
     """What a site sent, from the site itself: where only sums are kept, leaving needs those bytes once more."""
-    row = coordinator.ledger.row("SELECT sha256 FROM contributions WHERE client = ?", coordinator.known(client))
-    if row is None:
+    digest = coordinator.contribution_of(client)
+    if digest is None:
         return b""
-    payloads = {"terms": coordinator.terms.to_json().encode(), "digest": row["sha256"].encode()}
+    payloads = {"terms": coordinator.terms.to_json().encode(), "digest": digest.encode()}
     asked, end = None, time.monotonic() + deadline
     while time.monotonic() < end:
         if asked is None:
