@@ -72,23 +72,28 @@ def leave(coordinator: Coordinator, client: str, data: bytes | None, *, forget: 
     publications = ledger.publications_with(client)
     deleted = tuple(publication["number"] for publication in publications)
     holders = tuple(holder for holder in ledger.holders(deleted) if holder != client)
-    difference = None
+    difference, sha256, n = None, None, 0
     if row is None:
         with ledger.transaction():
             ledger.erase(client, forget=forget)
     else:
+        sha256, n = row["sha256"], row["n"]
         files = [each["blob"] for each in (*publications, row) if each["blob"]]
         difference = _take_out(coordinator, row, data, files, forget)
     ledger.scrub()
-    publication, residual = None, None
-    if deleted and coordinator.ready():
-        publication = coordinator.publish().number
-        residual = _residual(coordinator.pool.running(), coordinator.terms)
+    publication, residual = _publish_without(coordinator) if deleted else (None, None)
     n_members = len(coordinator.pool.members()) if ledger.get("terms") else 0
     return Evidence(
-        client, row["sha256"] if row else None, row["n"] if row else 0, n_members, deleted, holders, publication,
-        difference, residual, remains,
+        client, sha256, n, n_members, deleted, holders, publication, difference, residual, remains
     )  # fmt: skip
+
+
+def _publish_without(coordinator: Coordinator) -> tuple[int | None, float | None]:
+    """The number of the publication that replaces those with the client, and how well its primary is solved."""
+    if not coordinator.ready():
+        return None, None
+    number = coordinator.publish().number
+    return number, _residual(coordinator.pool.running(), coordinator.terms)
 
 
 def _take_out(coordinator: Coordinator, row: Row, data: bytes | None, files: list[str], forget: bool) -> float | None:
