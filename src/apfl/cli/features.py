@@ -22,46 +22,48 @@ __all__ = ["features", "load_data"]
 BackboneOption = Annotated[
     str | None,
     typer.Option(
-        help="vit-mae-base, dinov2-small, clip-vit-b32, efficientnet-lite0, identity (vectors), owner/name on the Hub, "
-        "or a folder with a model.",
+        help="Network that makes features of images: vit-mae-base, dinov2-small, clip-vit-b32, efficientnet-lite0, "
+        "identity (for vectors), owner/name on the Hub, or a folder with a model.",
         show_default=False,
     ),
 ]
 PoolingOption = Annotated[
-    str | None, typer.Option(help="cls or mean; presets have a default, other models need one.", show_default=False)
+    str | None,
+    typer.Option(help="Pooling: cls or mean. Presets have a default; other models need one.", show_default=False),
 ]
-RevisionOption = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of a dataset on the Hub.", show_default=False)
-]
+RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub dataset.", show_default=False)]
 BackboneRevisionOption = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.", show_default=False)
+    str | None, typer.Option(help="Branch, tag or commit of a Hub model.", show_default=False)
 ]
-ImageColumnOption = Annotated[str | None, typer.Option(help="Column of images of a Hub dataset.", show_default=False)]
+ImageColumnOption = Annotated[str | None, typer.Option(help="Image column of a Hub dataset.", show_default=False)]
 LabelColumnOption = Annotated[
-    str | None, typer.Option(help="Column of labels of a Hub dataset, CSV or Parquet.", show_default=False)
+    str | None, typer.Option(help="Label column of a Hub dataset, CSV or Parquet file.", show_default=False)
 ]
 FeatureColumnOption = Annotated[
     str | None,
-    typer.Option(help="Column of vectors of a CSV or Parquet, or the prefix of its columns.", show_default=False),
+    typer.Option(help="Vector column of a CSV or Parquet file, or prefix of its numbered columns.", show_default=False),
 ]
 SplitsOption = Annotated[
     str | None,
-    typer.Option(help="Official splits of a Hub dataset to pool, with commas. \\[default: all]", show_default=False),
+    typer.Option(
+        help="Official splits of a Hub dataset to pool, separated by commas. \\[default: all]", show_default=False
+    ),
 ]
-OnCorruptOption = Annotated[str, typer.Option(help="refuse or skip images that cannot be read.")]
+OnCorruptOption = Annotated[str, typer.Option(help="Action on unreadable images: refuse or skip.")]
 OnCorruptChoice = Annotated[  # where a plan or a record has its own
-    str | None, typer.Option(help="refuse or skip images that cannot be read.", show_default=False)
+    str | None, typer.Option(help="Action on unreadable images: refuse or skip.", show_default=False)
 ]
 BatchSizeOption = Annotated[
-    int | None, typer.Option(help="Samples at a time. \\[default: 16 on a CPU, else 128]", show_default=False)
+    int | None, typer.Option(help="Samples per batch. \\[default: 16 on a CPU, else 128]", show_default=False)
 ]
 
 
 def features(
-    data: Annotated[str, typer.Argument(help="A name or path, as for `apfl run --data`.")],
+    data: Annotated[str, typer.Argument(help="Dataset name or path, as for `apfl run --data`.")],
     backbone: BackboneOption = None,
     target: Annotated[
-        Path | None, typer.Option("--out", help="The .npz to write. \\[default: in the cache]", show_default=False)
+        Path | None,
+        typer.Option("--out", help="Features file (.npz) to write. \\[default: in the cache]", show_default=False),
     ] = None,
     pooling: PoolingOption = None,
     revision: RevisionOption = None,
@@ -72,12 +74,14 @@ def features(
     feature_column: FeatureColumnOption = None,
     on_corrupt: OnCorruptOption = "refuse",
     batch_size: BatchSizeOption = None,
-    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:N or mps.")] = "auto",
-    mixed_precision: Annotated[bool, typer.Option(help="Run the network in bfloat16 where it can.")] = False,
+    device: Annotated[
+        str, typer.Option(help="Device: auto (a GPU if there is one), cpu, cuda, cuda:N or mps.")
+    ] = "auto",
+    mixed_precision: Annotated[bool, typer.Option(help="Use mixed precision (bfloat16) in the network.")] = False,
 ) -> None:
-    """Send images through a frozen backbone once, and keep the features.
+    """Extract features from images with a frozen backbone, and keep them in a file.
 
-    A second call reads what is there; a killed one goes on where it stopped.
+    If the file is up to date, nothing is extracted. After an interruption, the same command resumes.
     """
     if backbone is None:
         raise InputError("no backbone given; name one with --backbone, for example --backbone vit-mae-base")
@@ -151,7 +155,7 @@ def _extract(
         with Counter(f"{samples.name} through {network.name}", len(samples)) as counter:
             result = extract(samples, network, path, on_progress=counter.show, **options)
     except KeyboardInterrupt:
-        err.print("stopped; the same command goes on where this one was.")
+        err.print("stopped; run the same command again to resume.")
         raise typer.Exit(130) from None
     for where, why in result.skipped.items():
         err.print(f"skipped {where}: {why}", style="yellow", highlight=False, soft_wrap=True)

@@ -29,30 +29,35 @@ DataOption = Annotated[
     str,
     typer.Option(
         "--data",
-        help="'digits' (embedded); a file of features (.npz, .npy, .csv, .parquet); or images, with --backbone: "
+        help="Data: 'digits' (built in); a features file (.npz, .npy, .csv, .parquet); or, with --backbone, images: "
         "'cifar100', 'imagenet-r', owner/name on the Hub, a folder of images or of a saved dataset, an .npz.",
     ),
 ]
 ClientsOption = Annotated[
     int | None,
-    typer.Option("--clients", help="Number of clients (10 unless a client column says).", show_default=False),
+    typer.Option(
+        "--clients", help="Number of clients. \\[default: 10, unless --client-column names them]", show_default=False
+    ),
 ]
-AlphaOption = Annotated[float, typer.Option("--alpha", help="Dirichlet concentration; smaller is more heterogeneous.")]
+AlphaOption = Annotated[
+    float, typer.Option("--alpha", help="Dirichlet concentration; smaller means more heterogeneous.")
+]
 PartitionOption = Annotated[
     str | None,
     typer.Option(
         "--partition",
-        help="dirichlet (PFLlib's; default), dirichlet_plain, classes, domains, iid, or given (with --client-column).",
+        help="Partition of rows into clients: dirichlet (PFLlib's), dirichlet_plain, classes, domains, iid, or given. "
+        "\\[default: dirichlet; with --client-column, given]",
         show_default=False,
     ),
 ]
 ClientColumnOption = Annotated[
     str | None,
-    typer.Option(help="Column that names each row's client (or domain, with --partition domains)."),
+    typer.Option(help="Column that names each row's client (with --partition domains, its domain)."),
 ]
 
 MinimumOption = Annotated[
-    int | None, typer.Option(help="Fewest rows a client may get from a Dirichlet draw.", show_default=False, min=1)
+    int | None, typer.Option(help="Fewest rows of a client in a Dirichlet draw.", show_default=False, min=1)
 ]
 
 
