@@ -219,7 +219,7 @@ def _agree(folder: Path, name: str | None, given: dict[str, Any]) -> Terms:
     wanted["method"] |= given.pop("method", {})
     asked = Terms.checked(wanted | given | ({"federation": name} if name else {}))
     if asked != draft:
-        raise InputError(f"{folder} was agreed on other terms (see {folder / 'terms.json'}); leave the options away")
+        raise InputError(f"{folder} has other terms (see {folder / 'terms.json'}); omit the options")
     return draft
 
 

@@ -119,7 +119,7 @@ def join(
     split = {"test_column": test_column, "test_fraction": test_fraction, "group_column": group_column}
     site = Site.from_file(folder, name, data, **split)  # type: ignore[arg-type]
     agreement = terms.read_bytes() if terms else Terms("unknown", min_per_class=min_per_class).to_json().encode()
-    err.print(f"What leaves {name}" + ("" if terms else ", under the usual terms (give --terms to be exact)") + ":")
+    err.print(f"What leaves {name}" + ("" if terms else ", under the default terms (pass --terms to be exact)") + ":")
     for line in site.what_leaves(agreement).lines() if contribute else ["nothing: this site only receives"]:
         err.print(f"  - {line}", highlight=False, soft_wrap=True)
     if show:
