@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 from apfl import DualStream, load_method, solve, statistics
 
 ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "results").glob("*.md")])
 
 
 def python_blocks(page: str) -> list[str]:
@@ -57,6 +58,27 @@ def test_the_method_of_the_contributing_page_keeps_the_contract(tmp_path):
     (block,) = python_blocks("CONTRIBUTING.md")
     (tmp_path / "mine.py").write_text(block)  # its last line checks it
     assert load_method(f"{tmp_path}/mine.py:Mine").gamma == 10.0
+
+
+def prose(text: str) -> list[tuple[int, str]]:
+    """The numbered lines of a page that are sentences: no code, no tables, and links without their addresses."""
+    lines, in_code = [], False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif not in_code and not line.lstrip().startswith("|"):
+            lines.append((number, re.sub(r"\]\([^)]*\)", "]", line)))
+    return lines
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_a_page_have_at_most_120_characters(page):
+    assert [number for number, line in prose(page.read_text()) if len(line) > 120] == []
+
+
+def test_prose_leaves_out_code_tables_and_addresses_only():
+    text = f"{'a' * 121}\n| {'b' * 121} |\n```console\n{'c' * 121}\n```\nsee [d]({'e' * 121})\n{'f' * 121}\n"
+    assert [number for number, line in prose(text) if len(line) > 120] == [1, 7]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)

@@ -392,7 +392,7 @@ def test_an_interrupted_run_says_what_it_leaves_and_goes_on_from_it(tmp_path, mo
         assert apfl(*command) == 130
     said = capsys.readouterr().err
     assert f"kept 1 finished record in {out / 'records.jsonl'} and how far fedavg-seed-0 had got in" in said
-    assert f"the same command with --out {out} goes on from there" in said
+    assert f"run the same command with --out {out} to resume" in said
     (left,) = (out / "checkpoints").iterdir()
     assert apfl(*command) == 0
     assert not left.exists()

@@ -232,7 +232,7 @@ def test_ctrl_c_says_how_to_go_on(plan, tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
-    assert "The same command goes on" in said
+    assert "Run the same command again to resume" in said
     assert "Traceback" not in said
     assert 0 < len(results(out)) < N_CELLS
     assert not list(out.rglob("*.tmp"))

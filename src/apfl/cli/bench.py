@@ -37,52 +37,71 @@ __all__ = ["bench"]
 
 @data_changes("the plan's")
 def bench(
-    plan: Annotated[Path, typer.Argument(help="A TOML file; experiments/ has one for each table and figure.")],
+    plan: Annotated[Path, typer.Argument(help="Plan, a TOML file; experiments/ has one for each table and figure.")],
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Folder to work in. \\[default: runs/PLAN-DATA]", show_default=False)
+        Path | None,
+        typer.Option(
+            "--out", help="Folder for records and checkpoints. \\[default: runs/PLAN-DATA]", show_default=False
+        ),
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Only these methods of the plan, with commas.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Run only these methods of the plan, separated by commas. ./mine.py:Mine adds your own.",
+            show_default=False,
+        ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Other seeds than the plan's, with commas.", show_default=False)
+        str | None, typer.Option(help="Seeds to use instead of the plan's, separated by commas.", show_default=False)
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="Another number of clients than the plan's.", show_default=False, min=1)
+        int | None, typer.Option(help="Number of clients to use instead of the plan's.", show_default=False, min=1)
     ] = None,
     alpha: Annotated[
-        float | None, typer.Option(help="Another Dirichlet concentration than the plan's.", show_default=False)
+        float | None, typer.Option(help="Dirichlet concentration to use instead of the plan's.", show_default=False)
     ] = None,
     minimum: MinimumOption = None,
     client_column: Annotated[
         str | None,
-        typer.Option(help="Take the clients from this column; where a plan has domains, those.", show_default=False),
+        typer.Option(
+            help="Column that names each row's client (its domain, if the plan has domains).", show_default=False
+        ),
     ] = None,
     rounds: Annotated[
         int | None,
         typer.Option(
-            help="Rounds of the gradient methods, and no more fine-tuning than these train: to try a plan out.",
+            help="Limit rounds and fine-tuning epochs of gradient methods, for a quick trial.",
             show_default=False,
             min=1,
         ),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(help="Cells at a time. \\[default: as many as cores and memory allow]", show_default=False, min=1),
+        typer.Option(
+            help="Cells to run at a time. \\[default: as many as cores and memory allow]", show_default=False, min=1
+        ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Threads of each cell; part of the result.", show_default=False, min=1)
+        int | None,
+        typer.Option(
+            help="Threads per cell (recorded: another number may change the last digits).", show_default=False, min=1
+        ),
     ] = None,
     device: DeviceOption = "auto",
     *,
     changes: Mapping[str, Any],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show what would run, stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, show what would run, and stop.")
+    ] = False,
 ) -> None:
     """Run every cell of a plan: each method on each federation with each seed.
 
-    --data replaces all that the plan says about its data; give its --backbone, columns and the like too.
-    The whole plan is checked before anything runs. Every finished cell is a file in OUT/cells; the same command
-    goes on after an interruption and repeats nothing. Exits with code 1, and a list, if cells failed.
+    If --data is given, it replaces all that the plan says about its data: give
+    its --backbone, columns and other data options too.
+
+    apfl checks the whole plan before anything runs, and writes each finished
+    cell to OUT/cells. After an interruption, the same command resumes and
+    repeats nothing. If cells fail, apfl lists them and exits with code 1.
     """
     own_data = {"data": changes["data"]} if "data" in changes else None  # with nothing that the plan says of its own
     given = read_plan(
@@ -103,7 +122,7 @@ def bench(
     left = jobs_for(keyed, folder, identity, where)
     if cut_short := damaged(folder, list(keyed)):
         shown = f"{cut_short[0].parent.name}/{cut_short[0].name}" + " and others" * (len(cut_short) > 1)
-        err.print(f"cut short, perhaps by a power cut, and so done again: {shown}", soft_wrap=True)
+        err.print(f"damaged, perhaps by a power cut, and therefore done again: {shown}", soft_wrap=True)
     n_workers = jobs or _fitting(todo, dataset, given.threads, where)
     _show(given.title or plan.stem, keyed, left, dataset, n_workers, given.threads)
     if dry_run:
@@ -185,7 +204,7 @@ def _run(left: Sequence[Job], setting: Setting, n_workers: int) -> dict[str, str
             board.stop()
             err.print(
                 f"stopped; {_count(finished, 'cell')} finished now, kept in {setting.folder}. "
-                "The same command goes on from there.", soft_wrap=True,
+                "Run the same command again to resume.", soft_wrap=True,
             )  # fmt: skip
             raise typer.Exit(130) from None
         finally:
@@ -223,7 +242,7 @@ def _conclude(folder: Path, keyed: Mapping[str, Cell], failed: Mapping[str, str]
         err.print(f"failed: {key}: {last}", style="red", highlight=False, soft_wrap=True)
     if failed:
         err.print(
-            f"{len(failed)} failed; {folder / 'failed'} says why. The same command tries them again.", soft_wrap=True
+            f"{len(failed)} failed; {folder / 'failed'} says why. Run the same command again to retry.", soft_wrap=True
         )
         raise typer.Exit(1)
 

@@ -18,7 +18,7 @@ from apfl.errors import InputError
 __all__ = ["extract_aloud", "features"]
 
 BatchSizeOption = Annotated[
-    int | None, typer.Option(help="Samples at a time. \\[default: 16 on a CPU, else 128]", show_default=False)
+    int | None, typer.Option(help="Samples per batch. \\[default: 16 on a CPU, else 128]", show_default=False)
 ]
 
 
@@ -26,15 +26,16 @@ BatchSizeOption = Annotated[
 def features(
     source: Source,
     target: Annotated[
-        Path | None, typer.Option("--out", help="The .npz to write. \\[default: in the cache]", show_default=False)
+        Path | None,
+        typer.Option("--out", help="Features file (.npz) to write. \\[default: in the cache]", show_default=False),
     ] = None,
     batch_size: BatchSizeOption = None,
     device: DeviceOption = "auto",
-    mixed_precision: Annotated[bool, typer.Option(help="Run the network in bfloat16 where it can.")] = False,
+    mixed_precision: Annotated[bool, typer.Option(help="Use mixed precision (bfloat16) in the network.")] = False,
 ) -> None:
-    """Send images through a frozen backbone once, and keep the features.
+    """Extract features from images with a frozen backbone, and keep them in a file.
 
-    A second call reads what is there; a killed one goes on where it stopped.
+    If the file is up to date, nothing is extracted. After an interruption, the same command resumes.
     """
     if source.backbone is None:  # said before anything is opened, which may mean a download
         raise InputError("no backbone given; name one with --backbone, for example --backbone vit-mae-base")
@@ -54,7 +55,7 @@ def extract_aloud(samples: Samples, network: Backbone, path: Path, **options: An
         with Counter(f"{samples.name} through {network.name}", len(samples)) as counter:
             result = extract(samples, network, path, on_progress=counter.show, **options)
     except KeyboardInterrupt:
-        err.print("stopped; the same command goes on where this one was.")
+        err.print("stopped; run the same command again to resume.")
         raise typer.Exit(130) from None
     for where, why in result.skipped.items():
         err.print(f"skipped {where}: {why}", style="yellow", highlight=False, soft_wrap=True)

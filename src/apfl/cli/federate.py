@@ -47,33 +47,41 @@ app.command()(keys)
 @app.command()
 def server(
     folder: FolderArgument,
-    name: Annotated[str | None, typer.Option(help="Of the federation. \\[default: the folder's]")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The one port sites must reach.", min=1, max=65535)] = Server.port,
+    name: Annotated[str | None, typer.Option(help="Name of the federation. \\[default: the folder's]")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port that sites connect to.", min=1, max=65535)] = Server.port,
     secure: Annotated[
         bool | None,
-        typer.Option("--secure/--insecure", help="TLS and known keys only. \\[default: on, unless on loopback]"),
+        typer.Option("--secure/--insecure", help="Require TLS and known keys. \\[default: on, except on loopback]"),
     ] = None,
-    quorum: Annotated[int | None, typer.Option(help="Sites needed to publish anything. \\[default: 2]")] = None,
+    quorum: Annotated[int | None, typer.Option(help="Fewest sites in a publication. \\[default: 2]")] = None,
     min_cohort: Annotated[
-        int | None, typer.Option(help="Fold late sites in by at least so many at a time. \\[default: 1]")
+        int | None, typer.Option(help="Fewest late sites to fold in together. \\[default: 1]")
     ] = None,
     min_per_class: Annotated[
-        int | None, typer.Option(help="Rows below which a site withholds a class. \\[default: 2]")
+        int | None, typer.Option(help="Rows of a class below which a site withholds it. \\[default: 2]")
     ] = None,
-    wire: Annotated[str | None, typer.Option(help="float64 or float32. \\[default: float64]")] = None,
+    wire: Annotated[
+        str | None, typer.Option(help="Precision of uploads: float64 or float32. \\[default: float64]")
+    ] = None,
     keep_contributions: Annotated[
         bool | None,
-        typer.Option("--keep-contributions/--no-keep-contributions", help="Or only their sum. \\[default: keep]"),
+        typer.Option(
+            "--keep-contributions/--no-keep-contributions",
+            help="Keep every contribution, or only their sum. \\[default: keep]",
+        ),
     ] = None,
-    classes: Annotated[str | None, typer.Option(help="Class names with commas. \\[default: what sites have]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the random maps. \\[default: 0]", min=0)] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Class names, separated by commas. \\[default: those of the sites]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random maps. \\[default: 0]", min=0)] = None,
     settings: SetOption = None,
 ) -> None:
-    """Start the server of a federation, and keep it running.
+    """Start the server of a federation and keep it running.
 
-    The terms are fixed when the folder is new. Started again in the same folder, it goes on where it was.
-    Public keys put into FOLDER/keys are admitted while it runs.
+    The options fix the terms of a new folder. Started again in the same folder,
+    the server resumes. It admits public keys that are put into FOLDER/keys
+    while it runs.
     """
     need_flower()
     given = {
@@ -106,7 +114,7 @@ def server(
                 for new in where.admit() if where.secure else []:
                     out.print(f"admitted {new}", soft_wrap=True)
         except KeyboardInterrupt:
-            out.print("stopped; start it again with the same folder to go on")
+            out.print("stopped; start the server again with the same folder to resume")
             return
     raise InputError(f"the server ended with code {process.returncode}; its log: {log}")
 
@@ -118,16 +126,16 @@ app.command()(join)
 def run(
     folder: FolderArgument,
     deadline: Annotated[float, typer.Option(help="Seconds to wait for sites in each stage.", min=1)] = DEADLINE,
-    linger: Annotated[float, typer.Option(help="Seconds to stay for late sites when all is done.", min=0)] = 0.0,
+    linger: Annotated[float, typer.Option(help="Seconds to wait for late sites at the end.", min=0)] = 0.0,
     evaluate: Annotated[
-        bool, typer.Option("--evaluate", help="Ask sites for their accuracy (those with --report).")
+        bool, typer.Option("--evaluate", help="Ask the sites that joined with --report for their accuracy.")
     ] = False,
     predict: Annotated[bool, typer.Option("--predict", hidden=True)] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the connected sites for what the server lacks, and publish. Run it again whenever sites have come.
+    """Ask connected sites for what the server lacks, and publish. Run it again when more sites have connected.
 
-    Ctrl-C stops looking on; the run goes on at the server. Nothing that has arrived is asked for again.
+    Ctrl-C stops the display; the run continues at the server. The server never requests the same data twice.
     """
     refuse_predict(predict)
     from apfl.federate.flower.follow import follow, start_run
@@ -137,7 +145,8 @@ def run(
         last = follow(folder, run_id, lambda event: _tell(event, as_json))
     except KeyboardInterrupt:
         err.print(
-            f"run {run_id} goes on at the server; look on with: apfl federate status {folder} --watch", soft_wrap=True
+            f"run {run_id} continues at the server; watch it with: apfl federate status {folder} --watch",
+            soft_wrap=True,
         )
         raise typer.Exit(130) from None
     if not last["published"]:
@@ -152,10 +161,10 @@ def run(
 @app.command()
 def status(
     folder: FolderArgument,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep looking, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Who joined, answered and is late; bytes; membership; accuracy where sites report it."""
+    """Show who joined, answered and is late; bytes, membership, and accuracies that sites report."""
     view = status_of_folder(folder, as_json, recent=watch)
     if not watch:
         out.print(view(), soft_wrap=as_json)
@@ -176,10 +185,10 @@ app.command()(forget)
 @app.command()
 def result(
     folder: FolderArgument,
-    target: Annotated[Path | None, typer.Option("--out", help="Write the primary as a model file.")] = None,
+    target: Annotated[Path | None, typer.Option("--out", help="Model file to write the primary to.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The published primary: its members, its settings, accuracies; with --out a model that `apfl predict` takes."""
+    """Show the published primary: members, settings, accuracies. With --out, write it for `apfl predict`."""
     told = summary(folder)
     if as_json:
         out.print(json.dumps(told), soft_wrap=True, highlight=False)
@@ -208,7 +217,7 @@ def _agree(folder: Path, name: str | None, given: dict[str, Any]) -> Terms:
     wanted["method"] |= given.pop("method", {})
     asked = Terms.checked(wanted | given | ({"federation": name} if name else {}))
     if asked != draft:
-        raise InputError(f"{folder} was agreed on other terms (see {folder / 'terms.json'}); leave the options away")
+        raise InputError(f"{folder} has other terms (see {folder / 'terms.json'}); omit the options")
     return draft
 
 

@@ -15,11 +15,11 @@ from apfl.federate import Coordinator, Evidence
 
 __all__ = ["FolderArgument", "forget", "leave", "server_of"]
 
-FolderArgument = Annotated[Path, typer.Argument(help="The server's folder for this federation.")]
-SiteArgument = Annotated[str, typer.Argument(help="The site to take out.")]
+FolderArgument = Annotated[Path, typer.Argument(help="Folder of the federation on the server.")]
+SiteArgument = Annotated[str, typer.Argument(help="Site to take out.")]
 ContributionOption = Annotated[
     Path | None,
-    typer.Option(help="The bytes it sent (sent-HASH.safetensors in its folder), if only sums are kept."),
+    typer.Option(help="File that the site sent (sent-HASH.safetensors in its folder), if the server keeps only sums."),
 ]
 
 
@@ -29,7 +29,7 @@ def leave(
     contribution: ContributionOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a site out: everything is then as if it had never joined, and the evidence is printed."""
+    """Take a site out, exactly as if it had never joined, and print the evidence."""
     _take_out(folder, site, contribution, False, as_json)
 
 
@@ -39,7 +39,7 @@ def forget(
     contribution: ContributionOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """`leave`, and erase the site's name too."""
+    """Take a site out as `leave` does, and erase its name too."""
     _take_out(folder, site, contribution, True, as_json)
 
 

@@ -36,15 +36,17 @@ __all__ = ["export", "methods", "predict", "verify"]
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="A client's model, as written by `apfl run` or `apfl export`.")],
-    file: Annotated[str, typer.Argument(help="An .npz with 'features' (labels optional), or 'digits'.")],
+    model: Annotated[Path, typer.Argument(help="Model of one client, as written by `apfl run` or `apfl export`.")],
+    file: Annotated[
+        str, typer.Argument(help="Rows to predict: an .npz with 'features' (labels optional), or 'digits'.")
+    ],
     target: Annotated[
-        Path | None, typer.Option("--out", help="CSV to write; otherwise it is printed.", show_default=False)
+        Path | None, typer.Option("--out", help="CSV file to write. \\[default: standard output]", show_default=False)
     ] = None,
 ) -> None:
-    """Predict with one client's model, offline. With labels in FILE the accuracy is printed too.
+    """Predict with one client's model, offline. If FILE has labels, print the accuracy too.
 
-    A row that cannot be scored, such as a row of zeros, has no class and no score in the CSV; standard error names it.
+    A row that cannot be scored, such as a row of zeros, has no class and no score in the CSV. Standard error lists it.
     """
     loaded = load_model(model)
     labels: Sequence[str] | None = None
@@ -77,18 +79,16 @@ def predict(
 
 
 def export(
-    model: Annotated[Path, typer.Argument(help="A client's model in a folder written by `apfl run`.")],
-    target: Annotated[Path, typer.Argument(help="The file to write.")],
+    model: Annotated[Path, typer.Argument(help="Model of one client, in a folder written by `apfl run`.")],
+    target: Annotated[Path, typer.Argument(help="File to write.")],
 ) -> None:
-    """Make one self-contained file of a model that refers to a shared primary stream."""
+    """Write one self-contained file of a model that refers to a shared primary stream."""
     write(read(model), target)
     err.print(f"wrote {target} ({target.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
 
 
 def methods(
-    name: Annotated[
-        str | None, typer.Argument(help="Show the settings of this method alone.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Show only this method.", show_default=False)] = None,
 ) -> None:
     """List the methods, with their settings and defaults."""
     table = Table("method", "what it is", "settings and defaults")
@@ -104,8 +104,8 @@ def verify(
     clients: ClientsOption = None,
     alpha: AlphaOption = Protocol.alpha,
     partition: PartitionOption = None,
-    seed: Annotated[int, typer.Option(help="Of the partition and of the maps.", min=0)] = 0,
-    width: Annotated[int, typer.Option(help="d of both streams.", min=1)] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the partition and the maps.", min=0)] = 0,
+    width: Annotated[int, typer.Option(help="Width d of both streams.", min=1)] = 256,
     gamma: Annotated[float, typer.Option(help="Ridge of the primary stream.")] = 1.0,
     beta: Annotated[float, typer.Option(help="Ridge of the refinement stream.")] = 1.0,
     client_column: ClientColumnOption = None,
@@ -113,7 +113,7 @@ def verify(
 ) -> None:
     """Check the theorems on your own data and print how far from exact they are.
 
-    Exits with code 1 if one does not hold.
+    Exits with code 1 if a theorem does not hold.
     """
     if not (gamma > 0 and beta > 0):
         raise InputError(f"gamma {gamma} and beta {beta} given; both must be greater than 0")

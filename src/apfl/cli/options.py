@@ -33,29 +33,37 @@ __all__ = [
 
 DeviceOption = Annotated[
     str,
-    typer.Option("--device", help="auto (a GPU if there is one), cpu, cuda, cuda:N, or mps for the backbone alone."),
+    typer.Option(
+        "--device", help="Device: auto (a GPU if there is one), cpu, cuda, cuda:N, or mps (for the backbone only)."
+    ),
 ]
 DataOption = Annotated[str, typer.Option("--data", help=Source.__dataclass_fields__["data"].metadata["help"])]
 ClientsOption = Annotated[
     int | None,
-    typer.Option("--clients", help="Number of clients (10 unless a client column says).", show_default=False),
+    typer.Option(
+        "--clients", help="Number of clients. \\[default: 10, unless --client-column names them]", show_default=False
+    ),
 ]
-AlphaOption = Annotated[float, typer.Option("--alpha", help="Dirichlet concentration; smaller is more heterogeneous.")]
+AlphaOption = Annotated[
+    float, typer.Option("--alpha", help="Dirichlet concentration; smaller means more heterogeneous.")
+]
 PartitionOption = Annotated[
     str | None,
     typer.Option(
         "--partition",
-        help="dirichlet (PFLlib's; default), dirichlet_plain, classes, domains, iid, or given (with --client-column).",
+        help="Partition of rows into clients: dirichlet (PFLlib's), dirichlet_plain, classes, domains, iid, given, "
+        "or your own, ./mine.py:partition. "
+        "\\[default: dirichlet; with --client-column, given]",
         show_default=False,
     ),
 ]
 ClientColumnOption = Annotated[
     str | None,
-    typer.Option(help="Column that names each row's client (or domain, with --partition domains)."),
+    typer.Option(help="Column that names each row's client (with --partition domains, its domain)."),
 ]
 
 MinimumOption = Annotated[
-    int | None, typer.Option(help="Fewest rows a client may get from a Dirichlet draw.", show_default=False, min=1)
+    int | None, typer.Option(help="Fewest rows of a client in a Dirichlet draw.", show_default=False, min=1)
 ]
 
 
@@ -92,7 +100,7 @@ def data_options(*, argument: bool = False) -> Callable[[Callable[..., None]], C
 
     def options(each: Field[Any], kind: Any) -> Parameter:
         if each.name == "data" and argument:
-            info: Any = typer.Argument(help="A name or path, as for `apfl run --data`.")
+            info: Any = typer.Argument(help="Dataset name or path, as for `apfl run --data`.")
             return Parameter(each.name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info])
         unset = each.metadata["unset"]
         info = typer.Option(help=_with_default(each, unset), show_default=each.default is not None)

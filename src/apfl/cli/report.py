@@ -24,35 +24,37 @@ __all__ = ["plot", "report", "table", "track"]
 
 RecordsArgument = Annotated[
     list[Path],
-    typer.Argument(help="records.jsonl files, single records (.json), or folders that `apfl run` or `bench` wrote."),
+    typer.Argument(help="Records: records.jsonl files, single records (.json), or folders of `apfl run` or `bench`."),
 ]
 AgainstOption = Annotated[
     str | None,
-    typer.Option(help="The method (or row) that the others are compared with (apfl unless given).", show_default=False),
+    typer.Option(help="Method (or row) to compare the others with. \\[default: apfl]", show_default=False),
 ]
-MethodsOption = Annotated[str | None, typer.Option(help="Only these methods, with commas.", show_default=False)]
+MethodsOption = Annotated[
+    str | None, typer.Option(help="Keep only these methods, separated by commas.", show_default=False)
+]
 FederationOption = Annotated[
     str | None,
-    typer.Option(help="Only federations whose name has this in it, for example 'alpha 0.1'.", show_default=False),
+    typer.Option(help="Keep only federations whose name contains this, for example 'alpha 0.1'.", show_default=False),
 ]
-MetricOption = Annotated[str, typer.Option(help=", ".join(METRICS))]
+MetricOption = Annotated[str, typer.Option(help=f"Metric: {', '.join(METRICS)}.")]
 
 
 def table(
     paths: RecordsArgument,
-    style: Annotated[str, typer.Option("--format", help="terminal, markdown, latex or csv.")] = "terminal",
+    style: Annotated[str, typer.Option("--format", help="Format: terminal, markdown, latex or csv.")] = "terminal",
     target: Annotated[
-        Path | None, typer.Option("--out", help="File to write; otherwise it is printed.", show_default=False)
+        Path | None, typer.Option("--out", help="File to write. \\[default: standard output]", show_default=False)
     ] = None,
     metric: MetricOption = "accuracy_client_mean",
     methods: MethodsOption = None,
     federation: FederationOption = None,
     against: AgainstOption = None,
-    digits: Annotated[int, typer.Option(help="After the decimal point.", min=0, max=4)] = 1,
+    digits: Annotated[int, typer.Option(help="Digits after the decimal point.", min=0, max=4)] = 1,
 ) -> None:
-    """Records as a table: methods by federations, mean and spread over seeds, differences with their intervals.
+    """Print records as a table: methods by federations, mean and spread over seeds, differences with intervals.
 
-    Only records that differ in nothing but their seed are averaged. The final round is what counts.
+    Only records that differ in nothing but their seed are averaged. All results are those of the final round.
     """
     if style not in FORMATS:
         raise unknown("format", style, FORMATS)
@@ -69,21 +71,23 @@ def table(
 
 def plot(
     paths: RecordsArgument,
-    name: Annotated[str | None, typer.Option("--figure", help=", ".join(FIGURES) + ".", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Option("--figure", help=f"Figure: {', '.join(FIGURES)}.", show_default=False)
+    ] = None,
     target: Annotated[
         Path | None,
         typer.Option("--out", help="File to write: .png, .svg or .pdf. \\[default: FIGURE.png]", show_default=False),
     ] = None,
     x: Annotated[
-        str | None, typer.Option("--x", help="Setting on the x axis of figure sensitivity.", show_default=False)
+        str | None, typer.Option("--x", help="Setting on the x axis, for figure sensitivity.", show_default=False)
     ] = None,
     methods: MethodsOption = None,
     federation: FederationOption = None,
     against: AgainstOption = None,
 ) -> None:
-    """Draw a figure from records, in colours, markers and lines that can be told apart without colour.
+    """Draw a figure from records, with markers and lines that can be told apart without colour.
 
-    Without --figure it says which there are and what each shows.
+    Without --figure, lists the figures and what each shows.
     """
     if name is None:
         for each, shows in FIGURES.items():
@@ -100,13 +104,13 @@ def plot(
 
 def report(
     paths: RecordsArgument,
-    target: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="On top of the page.")] = "Personalised federated learning: results",
+    target: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Personalised federated learning: results",
     methods: MethodsOption = None,
     federation: FederationOption = None,
     against: AgainstOption = None,
 ) -> None:
-    """Make one HTML page of records: summary, sortable tables, curves, clients, settings. It opens offline."""
+    """Write one HTML page from records: summary, sortable tables, curves, clients, settings. It opens offline."""
     from apfl.report.page import page
 
     records = _chosen(paths, methods, federation)
@@ -125,20 +129,20 @@ def report(
 
 def track(
     paths: RecordsArgument,
-    to: Annotated[str, typer.Option(help="mlflow, or wandb (offline: nothing leaves the machine).")],
+    to: Annotated[str, typer.Option(help="Tracker: mlflow, or wandb (offline: nothing leaves this machine).")],
     uri: Annotated[
         str | None,
         typer.Option(
-            help="MLflow: a server or sqlite:///FILE (sqlite:///mlflow.db unless given). "
-            "wandb: the folder for its offline runs (this one unless given).",
+            help="MLflow server or sqlite:///FILE; for wandb, the folder of its offline runs. "
+            "\\[default: sqlite:///mlflow.db; for wandb, the current folder]",
             show_default=False,
         ),
     ] = None,
-    project: Annotated[str, typer.Option(help="Experiment (MLflow) or project (wandb).")] = "apfl",
+    project: Annotated[str, typer.Option(help="MLflow experiment or wandb project.")] = "apfl",
 ) -> None:
     """Send records to an experiment tracker: parameters, metrics, the curve by round, the record as an artefact.
 
-    What is there already is not sent again.
+    Records that the tracker already has are not sent again.
     """
     records, new = read(paths), 0
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:

@@ -22,20 +22,23 @@ __all__ = ["rerun"]
 @data_changes("the record's")
 def rerun(
     record: Annotated[
-        Path, typer.Argument(help="A cell of `apfl bench` (.json); or records.jsonl, or a folder, with a choice.")
+        Path, typer.Argument(help="Record (.json); or records.jsonl or a folder, with options that select one record.")
     ],
-    method: Annotated[str | None, typer.Option(help="Of several records: this method.", show_default=False)] = None,
-    seed: Annotated[int | None, typer.Option(help="Of several records: this seed.", show_default=False)] = None,
-    clients: Annotated[int | None, typer.Option(help="Of several: so many clients.", show_default=False)] = None,
-    alpha: Annotated[float | None, typer.Option(help="Of several: this alpha.", show_default=False)] = None,
-    device: Annotated[str | None, typer.Option(help="Another device.", show_default=False)] = None,
+    method: Annotated[str | None, typer.Option(help="Select the record of this method.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Select the record with this seed.", show_default=False)] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Select the record with this number of clients.", show_default=False)
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="Select the record with this alpha.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="Device. \\[default: the record's]", show_default=False)] = None,
     *,
     changes: Mapping[str, Any],
 ) -> None:
-    """Run the cell of one record again, with the same settings, seed and threads, and compare.
+    """Run one record again with the same settings, seed and threads, and compare.
 
-    The record says where its data lie and how they were read; options say what is otherwise now.
-    Exits with code 0 if every number is the same, 1 if not, with the differences.
+    The record names its data and how they were read; options replace what has
+    changed since. Exits with code 0 if every number is the same. If not, lists
+    the differences and exits with code 1.
     """
     one = select(read([record]), record, method=method, seed=seed, n_clients=clients, alpha=alpha)
     source = Source(**{"data": one.data, **one.source, **changes})

@@ -43,7 +43,7 @@ __all__ = ["run"]
 
 TestColumnOption = Annotated[str | None, typer.Option(help="Column that is true for test rows.")]
 GroupColumnOption = Annotated[
-    str | None, typer.Option(help="Column whose equal entries (one patient's rows, say) are split together.")
+    str | None, typer.Option(help="Column of groups; rows of one group (a patient, say) stay on one side of the split.")
 ]
 
 
@@ -53,11 +53,15 @@ def run(
     alpha: AlphaOption = Protocol.alpha,
     partition: PartitionOption = None,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated; see `apfl methods`.")
+        str,
+        typer.Option(help="Methods to run, separated by commas; see `apfl methods`. Your own: ./mine.py:Mine."),
     ] = "local_ridge,afl,central,apfl_paper,apfl",
-    seeds: Annotated[str, typer.Option(help="Comma-separated; each draws its own partition and maps.")] = "0,1,2",
+    seeds: Annotated[
+        str, typer.Option(help="Seeds, separated by commas; each draws its own partition and maps.")
+    ] = "0,1,2",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="METHOD.KEY=VALUE, for example apfl.balance=0.3. Repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="Change a setting: METHOD.KEY=VALUE, for example apfl.balance=0.3. Repeatable."),
     ] = None,
     device: DeviceOption = "auto",
     folder: Annotated[
@@ -66,23 +70,26 @@ def run(
     ] = None,
     save: Annotated[bool, typer.Option("--save-models/--no-save-models", help="Write every client's model.")] = True,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Choose settings on a fifth of the training rows of the first seed.")
+        bool, typer.Option("--tune", help="Tune settings on a held-out fifth of the training rows of the first seed.")
     ] = False,
     client_column: ClientColumnOption = None,
     test_column: TestColumnOption = None,
     group_column: GroupColumnOption = None,
     test_fraction: Annotated[
-        float, typer.Option(help="Share of each client's rows kept for testing.")
+        float, typer.Option(help="Share of each client's rows for testing.")
     ] = Protocol.test_fraction,
     minimum: MinimumOption = None,
-    classes_per_client: Annotated[int, typer.Option(help="With --partition classes.")] = Protocol.classes_per_client,
+    classes_per_client: Annotated[
+        int, typer.Option(help="Classes per client, for --partition classes.")
+    ] = Protocol.classes_per_client,
     *,
     source: Source,
 ) -> None:
     """Run methods on one federation and print a table. No arguments are needed.
 
-    Writes OUT/records.jsonl, one line for each method and seed, and OUT/models/METHOD/seed-S/client-K.safetensors.
-    Every finished method is on disk before the next begins.
+    Writes OUT/records.jsonl, one line for each method and seed, and
+    OUT/models/METHOD/seed-S/client-K.safetensors. Each finished method is on
+    disk before the next one begins.
     """
     protocol = protocol_of(
         clients, alpha, partition, client_column, test_column, group_column, test_fraction, minimum, classes_per_client
@@ -196,7 +203,7 @@ def _stopped(folder: Path, n_records: int) -> str:
     if not kept:
         return "stopped; nothing was finished yet, nothing is kept"
     # Without --out the folder's name has the time in it: the same command alone would begin anew.
-    return f"stopped; kept {' and '.join(kept)}; the same command with --out {folder} goes on from there"
+    return f"stopped; kept {' and '.join(kept)}; run the same command with --out {folder} to resume"
 
 
 def _methods(names: str, assignments: Sequence[str]) -> dict[str, Method]:

@@ -37,21 +37,21 @@ N_LINES = 8  # of what happened last, below a status that is watched
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines, for other programs.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="KEY=VALUE, a setting of the method (see `apfl methods apfl`). Repeatable."),
+    typer.Option("--set", help="Change a setting of the method: KEY=VALUE (see `apfl methods apfl`). Repeatable."),
 ]
 
 
 def keys(
-    folder: Annotated[Path, typer.Argument(help="Where to write them; the server looks in its folder's keys/.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write to; the server reads keys/ in its own folder.")],
     host: Annotated[
         list[str] | None, typer.Option(help="Name or address by which sites reach the server. Repeatable.")
     ] = None,
     site: Annotated[list[str] | None, typer.Option(help="Make a key pair for this site. Repeatable.")] = None,
-    days: Annotated[int, typer.Option(help="How long the server's certificate is valid.", min=1)] = 825,
+    days: Annotated[int, typer.Option(help="Days for which the server's certificate is valid.", min=1)] = 825,
 ) -> None:
     """Make certificates for the server (--host) and key pairs for sites (--site).
 
-    A site can make its own pair and send only NAME.pub: who has NAME.key is that site.
+    A site can make its own pair and send only NAME.pub. Whoever holds NAME.key can act as that site.
     """
     need_flower()
     from apfl.federate.flower.keys import make_certificates, make_site_key
@@ -67,43 +67,49 @@ def keys(
 
 
 def join(
-    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
-    data: Annotated[str, typer.Option(help="A file of features with labels (.npz, .csv, .parquet).")],
-    name: Annotated[str, typer.Option(help="The site's name, as its key is called.")],
+    server: Annotated[str, typer.Option(help="Server to connect to, HOST:PORT.")],
+    data: Annotated[str, typer.Option(help="Features file with labels (.npz, .csv, .parquet).")],
+    name: Annotated[str, typer.Option(help="Name of this site, the same as in its key's file name.")],
     folder: Annotated[
-        Path | None, typer.Option(help="The site's own folder: model, log, what was sent. \\[default: sites/NAME]")
+        Path | None, typer.Option(help="Folder of this site: model, log, what was sent. \\[default: sites/NAME]")
     ] = None,
-    ca: Annotated[Path | None, typer.Option(help="The server's ca.crt.")] = None,
-    key: Annotated[Path | None, typer.Option(help="This site's private key, NAME.key.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; anyone on the way can read along.")] = False,
+    ca: Annotated[Path | None, typer.Option(help="Certificate authority of the server, ca.crt.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Private key of this site, NAME.key.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Connect without TLS; anyone on the network path can read the messages.")
+    ] = False,
     terms: Annotated[
-        Path | None, typer.Option(help="The server's terms.json: take part under these terms only.")
+        Path | None, typer.Option(help="Terms of the server, terms.json; take part only under these.")
     ] = None,
     show: Annotated[
         bool, typer.Option("--show-what-leaves", help="List what would leave this site, and stop.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: what is listed may leave.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Send what is listed without asking for confirmation.")] = False,
     min_per_class: Annotated[
-        int, typer.Option(help="Refuse a federation that shares classes with fewer rows.", min=1)
+        int, typer.Option(help="Refuse a federation that shares classes with fewer rows than this.", min=1)
     ] = Terms.min_per_class,
     contribute: Annotated[
-        bool, typer.Option("--contribute/--only-receive", help="Send statistics, or only take the primary.")
+        bool, typer.Option("--contribute/--only-receive", help="Send statistics, or only receive the primary.")
     ] = True,
     report: Annotated[
-        bool, typer.Option("--report", help="Tell the server the accuracy on this site's test rows.")
+        bool, typer.Option("--report", help="Report the accuracy on this site's test rows to the server.")
     ] = False,
     test_column: Annotated[str | None, typer.Option(help="Column that is true for test rows.")] = None,
-    test_fraction: Annotated[float, typer.Option(help="Share of the rows kept for testing.", min=0, max=0.9)] = 0.0,
+    test_fraction: Annotated[float, typer.Option(help="Share of the rows for testing.", min=0, max=0.9)] = 0.0,
     group_column: Annotated[
-        str | None, typer.Option(help="Column whose equal entries (a patient's rows) stay together.")
+        str | None,
+        typer.Option(help="Column of groups; rows of one group (a patient, say) stay on one side of the split."),
     ] = None,
     predict: Annotated[str | None, typer.Option(hidden=True)] = None,
-    patience: Annotated[float, typer.Option(help="Seconds to try while the server turns the key away.")] = PATIENCE,
+    patience: Annotated[
+        float, typer.Option(help="Seconds to keep trying while the server rejects the key.")
+    ] = PATIENCE,
 ) -> None:
     """Take part in a federation with the rows of one file.
 
-    Says first, in numbers and words, what leaves this machine, and asks. Rows never leave; the personal model is
-    written to FOLDER/FEDERATION/NAME/model.safetensors, and `apfl predict` uses it offline.
+    First lists exactly what will be sent, and asks for confirmation. Rows never
+    leave this machine. The personal model is written to
+    FOLDER/FEDERATION/NAME/model.safetensors; `apfl predict` uses it offline.
     """
     refuse_predict(predict is not None)
     address, _ = split_address(server)
@@ -116,7 +122,7 @@ def join(
     split = {"test_column": test_column, "test_fraction": test_fraction, "group_column": group_column}
     site = Site.from_file(folder, name, data, **split)  # type: ignore[arg-type]
     agreement = terms.read_bytes() if terms else Terms("unknown", min_per_class=min_per_class).to_json().encode()
-    err.print(f"What leaves {name}" + ("" if terms else ", under the usual terms (give --terms to be exact)") + ":")
+    err.print(f"What leaves {name}" + ("" if terms else ", under the default terms (pass --terms to be exact)") + ":")
     for line in site.what_leaves(agreement).lines() if contribute else ["nothing: this site only receives"]:
         err.print(f"  - {line}", highlight=False, soft_wrap=True)
     if show:
@@ -141,12 +147,14 @@ def join(
 
 
 def simulate(
-    data: Annotated[str, typer.Option(help="As for `apfl run`: 'digits' or a file of features.")] = "digits",
+    data: Annotated[str, typer.Option(help="Data, as for `apfl run`: 'digits' or a features file.")] = "digits",
     clients: Annotated[int, typer.Option(help="Number of sites.", min=2)] = 10,
-    alpha: Annotated[float, typer.Option(help="Dirichlet concentration; smaller is more heterogeneous.")] = 0.5,
-    partition: Annotated[str, typer.Option(help="As for `apfl run`.")] = "dirichlet",
-    seed: Annotated[int, typer.Option(help="Of the partition and of the maps.", min=0)] = 0,
-    folder: Annotated[Path | None, typer.Option("--out", help="\\[default: runs/federation-TIME]")] = None,
+    alpha: Annotated[float, typer.Option(help="Dirichlet concentration; smaller means more heterogeneous.")] = 0.5,
+    partition: Annotated[str, typer.Option(help="Partition of rows into sites, as for `apfl run`.")] = "dirichlet",
+    seed: Annotated[int, typer.Option(help="Seed of the partition and the maps.", min=0)] = 0,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the federation. \\[default: runs/federation-TIME]")
+    ] = None,
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:

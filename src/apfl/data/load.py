@@ -30,22 +30,23 @@ class Source:
     """Where data are and how they are read: the data options of every command, with their help and defaults."""
 
     data: str = _option(
-        "'digits' (embedded); a file of features (.npz, .npy, .csv, .parquet); or images, with --backbone: "
-        "'cifar100', 'imagenet-r', owner/name on the Hub, a folder of images or of a saved dataset, an .npz.",
+        "Data: 'digits' (built in); a features file (.npz, .npy, .csv, .parquet); ./mine.py with a load of your own; "
+        "or, with --backbone, images: 'cifar100', 'imagenet-r', owner/name on the Hub, a folder of images or of a "
+        "saved dataset, an .npz.",
         "digits",
     )
     backbone: str | None = _option(
-        "vit-mae-base, dinov2-small, clip-vit-b32, efficientnet-lite0, identity (vectors), owner/name on the Hub, "
-        "or a folder with a model."
+        "Network that makes features of images: vit-mae-base, dinov2-small, clip-vit-b32, efficientnet-lite0, "
+        "identity (for vectors), owner/name on the Hub, a folder with a model, or your own, ./mine.py:load."
     )
-    pooling: str | None = _option("cls or mean; presets have a default, other models need one.")
-    revision: str | None = _option("Branch, tag or commit of a dataset on the Hub.")
-    backbone_revision: str | None = _option("Branch, tag or commit of a model on the Hub.")
-    splits: str | None = _option("Official splits of a Hub dataset to pool, with commas.", unset="all")
-    image_column: str | None = _option("Column of images of a Hub dataset.")
-    label_column: str | None = _option("Column of labels of a Hub dataset, CSV or Parquet.")
-    feature_column: str | None = _option("Column of vectors of a CSV or Parquet, or the prefix of its columns.")
-    on_corrupt: str = _option("refuse or skip images that cannot be read.", "refuse")
+    pooling: str | None = _option("Pooling: cls or mean. Presets have a default; other models need one.")
+    revision: str | None = _option("Branch, tag or commit of a Hub dataset.")
+    backbone_revision: str | None = _option("Branch, tag or commit of a Hub model.")
+    splits: str | None = _option("Official splits of a Hub dataset to pool, separated by commas.", unset="all")
+    image_column: str | None = _option("Image column of a Hub dataset.")
+    label_column: str | None = _option("Label column of a Hub dataset, CSV or Parquet file.")
+    feature_column: str | None = _option("Vector column of a CSV or Parquet file, or prefix of its numbered columns.")
+    on_corrupt: str = _option("Action on unreadable images: refuse or skip.", "refuse")
 
     def changed(self) -> dict[str, Any]:
         """``data``, and what is not the default, as a record keeps it: `Source` of these is the same source."""
