@@ -19,7 +19,7 @@ from apfl.data.protocol import Protocol, deal
 from apfl.data.sources import digits
 from apfl.experiments.cells import cells
 from apfl.experiments.plan import read_plan, to_toml
-from apfl.experiments.run import read_records
+from apfl.experiments.record import read_records
 
 METHOD = '''
 from __future__ import annotations

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from apfl.data import load_dataset
-from apfl.data.federation import Federation, Model, Shard
+from apfl.data.federation import Federation, Shard
 from apfl.experiments.oracle import BALANCES, BETAS, GAMMAS, TAUS, best_on_test, on_test
 from apfl.experiments.run import Protocol, federate, run
 from apfl.methods import load_method
 from apfl.methods.apfl import APFL
+from apfl.models.file import Model
 
 
 def draw(n: int, client: int, seed: int, grouped: bool) -> Shard:

@@ -110,11 +110,11 @@ def test_byte_counts_are_what_was_sent(tmp_path, wire):
     [
         (FIXED, (30, 70, 20, 55)),
         (replace(FIXED, refinement="in-sample", normalise="standardise", intercept=True), (40, 41, 42)),
-        (replace(FIXED, d_refinement=40, tau=0.1, scope="shrunk"), (6, 7)),
+        (replace(FIXED, d_refinement=40, tau=0.1), (6, 7)),
         (AUTO, (30, 70, 20, 55)),
         (replace(AUTO, d_refinement=40, normalise="auto"), (39, 40, 41)),
         (replace(AUTO, scope="client", sketch=16), (6, 90)),
-        (replace(AUTO, scope="shrunk", sketch=0, tau=0.1), (50, 60)),
+        (replace(AUTO, tau=0.1), (50, 60)),
         (replace(AUTO, normalise="columns", refinement="in-sample", balance=0.3), (8, 64)),
         (APFL(sketch=16), (30, 300)),
     ],

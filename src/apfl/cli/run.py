@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import datetime
@@ -101,8 +101,7 @@ def run(
     # Everything that can be refused is refused before anything is run or written.
     federations = {seed: federate(dataset, protocol, seed) for seed in seed_list}
     folder = folder or Path("runs") / f"{Path(dataset.name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    if not any(len(shard) for federation in federations.values() for shard in federation.test):
-        raise InputError("no client has test rows, so there would be nothing to measure; keep some back for testing")
+    _check_test_rows(federations.values())
     records: list[Record] = []
     try:
         if tune:
@@ -123,14 +122,23 @@ def run(
         _leave_no_empty(folder)
         raise
     out.print(results_table(records), markup=True)
-    for record in records:
-        if record.chosen and record.seed == seed_list[0]:
-            plain = {key: value for key, value in record.chosen.items() if isinstance(value, int | float | str)}
-            what = ", ".join(f"{key} = {_short(value)}" for key, value in plain.items())
-            out.print(f"{record.method} chose {what}", style="dim")
+    _print_choices([record for record in records if record.chosen and record.seed == seed_list[0]])
     out.print(
         f"records: {folder / 'records.jsonl'}" + (f"   models: {folder / 'models'}" if save else ""), soft_wrap=True
     )
+
+
+def _check_test_rows(federations: Iterable[Federation]) -> None:
+    if not any(len(shard) for federation in federations for shard in federation.test):
+        raise InputError("no client has test rows, so there would be nothing to measure; keep some back for testing")
+
+
+def _print_choices(records: Sequence[Record]) -> None:
+    """What each method settled by itself, a line each."""
+    for record in records:
+        plain = {key: value for key, value in record.chosen.items() if isinstance(value, int | float | str)}
+        what = ", ".join(f"{key} = {_short(value)}" for key, value in plain.items())
+        out.print(f"{record.method} chose {what}", style="dim")
 
 
 def _run_seed(

@@ -112,12 +112,8 @@ def join(
     FOLDER/FEDERATION/NAME/model.safetensors; `apfl predict` uses it offline.
     """
     refuse_predict(predict is not None)
-    address, _ = split_address(server)
-    if ca is None and not insecure and not is_loopback(address):
-        raise InputError(f"{server} is another machine: give --ca ca.crt and --key {name}.key, or accept --insecure")
-    for path in (ca, key, terms):
-        if path is not None and not path.is_file():
-            raise InputError(f"there is no file {path}")
+    _check_connection(server, name, ca, insecure)
+    _check_files(ca, key, terms)
     folder = folder or Path("sites") / name
     split = {"test_column": test_column, "test_fraction": test_fraction, "group_column": group_column}
     site = Site.from_file(folder, name, data, **split)  # type: ignore[arg-type]
@@ -144,6 +140,18 @@ def join(
         )
     except KeyboardInterrupt:
         err.print(f"{name}: disconnected; what it contributed counts until `apfl federate leave`")
+
+
+def _check_connection(server: str, name: str, ca: Path | None, insecure: bool) -> None:
+    address, _ = split_address(server)
+    if ca is None and not insecure and not is_loopback(address):
+        raise InputError(f"{server} is another machine: give --ca ca.crt and --key {name}.key, or accept --insecure")
+
+
+def _check_files(*paths: Path | None) -> None:
+    for path in paths:
+        if path is not None and not path.is_file():
+            raise InputError(f"there is no file {path}")
 
 
 def simulate(
