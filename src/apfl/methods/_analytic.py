@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
@@ -15,7 +16,7 @@ from apfl.errors import InputError
 from apfl.machine import check_width, n_workers, over_clients
 from apfl.maths.maps import FeatureMap, random_map
 from apfl.maths.normalise import Normaliser, check_features, moments, needs_moments, normaliser
-from apfl.maths.ridge import Statistics, accumulate, one_hot, total
+from apfl.maths.ridge import Statistics, accumulate, one_hot, solve, total
 from apfl.maths.wire import description_bytes, scaling_bytes, statistics_bytes
 from apfl.methods import Round
 from apfl.models.file import Model
@@ -75,6 +76,36 @@ def one_exchange(
     moments_up, moments_down = moments_bytes(shared.how, n_features, shared)
     total_up, total_down = sum(up) + len(models) * moments_up, len(models) * (down + moments_down)
     return Round(models, index=2 if moments_up else 1, bytes_up=total_up, bytes_down=total_down, **more)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRidge:
+    """A ridge regression on a random map of everyone's rows, and what it was made from."""
+
+    normalise: Normaliser
+    feature_map: FeatureMap
+    phis: Sequence[Tensor]  # Phi_k of each client
+    stats: Statistics
+    weights: Tensor  # G (d, c)
+
+
+def shared_ridge(
+    clients: Sequence[Shard],
+    n_classes: int,
+    how: str,
+    d: int,
+    activation: str,
+    seed: int,
+    gamma: float,
+    *,
+    intercept: bool = False,
+) -> SharedRidge:
+    """The primary stream of fixed settings: normalise, map, add up, solve."""
+    normalise, features = shared_normaliser(how, clients), clients[0].features
+    n_in = normalise.width(features.shape[1])
+    feature_map = random_map(n_in, d, activation, 2 * seed, intercept=intercept).like(features)
+    phis, summed = mapped_and_summed(clients, n_classes, normalise, feature_map)
+    return SharedRidge(normalise, feature_map, phis, summed, solve(summed, gamma))
 
 
 def mapped_and_summed(

@@ -9,11 +9,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from apfl.data.federation import Shard
-from apfl.maths.maps import Activation, random_map
+from apfl.maths.maps import Activation
 from apfl.maths.normalise import Normalise
-from apfl.maths.ridge import solve
 from apfl.methods import Method, Round
-from apfl.methods._analytic import mapped_and_summed, shared_normaliser
+from apfl.methods._analytic import shared_ridge
 from apfl.models.dual_stream import DualStream
 
 
@@ -33,10 +32,7 @@ class Central(Method):
         return self.d, 0
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
-        normalise = shared_normaliser(self.normalise, clients)
-        features = clients[0].features
-        n_in = normalise.width(features.shape[1])
-        feature_map = random_map(n_in, self.d, self.activation, 2 * seed, intercept=self.intercept)
-        _, summed = mapped_and_summed(clients, n_classes, normalise, feature_map.like(features))
-        model = DualStream(feature_map, solve(summed, self.gamma), normaliser=normalise)
+        settings = (self.normalise, self.d, self.activation, seed, self.gamma)
+        ridge = shared_ridge(clients, n_classes, *settings, intercept=self.intercept)
+        model = DualStream(ridge.feature_map, ridge.weights, normaliser=ridge.normalise)
         yield Round([model] * len(clients), index=0)

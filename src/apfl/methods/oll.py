@@ -17,12 +17,11 @@ import torch
 from pydantic import Field
 
 from apfl.data.federation import Shard
-from apfl.maths.maps import Activation, random_map
+from apfl.maths.maps import Activation
 from apfl.maths.normalise import Normalise
-from apfl.maths.ridge import solve
 from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, upload_bytes
+from apfl.methods._analytic import one_exchange, shared_ridge, upload_bytes
 from apfl.models.linear_head import LinearHead
 
 
@@ -42,18 +41,13 @@ class OLL(Method):
         return self.d, 0
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
-        normalise = shared_normaliser(self.normalise, clients)
-        features = clients[0].features
-        n_in = normalise.width(features.shape[1])
-        feature_map = random_map(n_in, self.d, self.activation, 2 * seed).like(features)
-        _, summed = mapped_and_summed(clients, n_classes, normalise, feature_map)
-        primary = solve(summed, self.gamma)
-        models = []
+        ridge = shared_ridge(clients, n_classes, self.normalise, self.d, self.activation, seed, self.gamma)
+        primary, models = ridge.weights, []
         for shard in clients:
             bias = torch.full((n_classes,), -math.inf, dtype=primary.dtype, device=primary.device)
             bias[shard.labels] = 0
-            models.append(LinearHead(primary, bias, feature_map=feature_map, normaliser=normalise))
+            models.append(LinearHead(primary, bias, feature_map=ridge.feature_map, normaliser=ridge.normalise))
         yield one_exchange(
-            models, normalise, features.shape[1],
-            up=upload_bytes(clients, summed), down=nbytes({"primary": primary}),
+            models, ridge.normalise, clients[0].features.shape[1],
+            up=upload_bytes(clients, ridge.stats), down=nbytes({"primary": primary}),
         )  # fmt: skip

@@ -17,12 +17,12 @@ from pydantic import Field
 from apfl.data.federation import Shard
 from apfl.machine import over_clients
 from apfl.maths.leaveout import fit_refinement
-from apfl.maths.maps import Activation, random_map
+from apfl.maths.maps import Activation
 from apfl.maths.normalise import Normalise
-from apfl.maths.ridge import one_hot, solve
+from apfl.maths.ridge import one_hot
 from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, upload_bytes
+from apfl.methods._analytic import one_exchange, shared_ridge, upload_bytes
 from apfl.models.dual_stream import DualStream
 
 
@@ -43,19 +43,15 @@ class RidgeToGlobal(Method):
         return self.d, 0
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
-        normalise = shared_normaliser(self.normalise, clients)
-        features = clients[0].features
-        n_in = normalise.width(features.shape[1])
-        feature_map = random_map(n_in, self.d, self.activation, 2 * seed).like(features)
-        phis, summed = mapped_and_summed(clients, n_classes, normalise, feature_map)
-        primary = solve(summed, self.gamma)
+        ridge = shared_ridge(clients, n_classes, self.normalise, self.d, self.activation, seed, self.gamma)
+        primary, features = ridge.weights, clients[0].features
 
         def personal(k: int) -> DualStream:
-            residual = one_hot(clients[k].labels, n_classes) - phis[k].to(torch.float64) @ primary
-            own = primary + fit_refinement(phis[k], residual, self.beta)
-            return DualStream(feature_map, own, normaliser=normalise)
+            residual = one_hot(clients[k].labels, n_classes) - ridge.phis[k].to(torch.float64) @ primary
+            own = primary + fit_refinement(ridge.phis[k], residual, self.beta)
+            return DualStream(ridge.feature_map, own, normaliser=ridge.normalise)
 
         yield one_exchange(
-            over_clients(personal, range(len(clients)), features.device), normalise, features.shape[1],
-            up=upload_bytes(clients, summed), down=nbytes({"primary": primary}),
+            over_clients(personal, range(len(clients)), features.device), ridge.normalise, features.shape[1],
+            up=upload_bytes(clients, ridge.stats), down=nbytes({"primary": primary}),
         )  # fmt: skip
