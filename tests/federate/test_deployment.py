@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -140,12 +142,9 @@ def test_byte_counts_are_what_was_sent(federation):
 def test_simulated_bytes_are_those_sent(federation):
     """The arrays of all that crossed the network are what the method reports for the same clients."""
     terms = Terms.from_json(_terms(federation))
-    ledger = Ledger(federation.folder, writer=False)
-    try:
-        kept = ledger.rows("SELECT data FROM descriptions UNION ALL SELECT data FROM tables")
-    finally:
-        ledger.close()
-    up, down = [row["data"] for row in kept], []
+    with closing(sqlite3.connect(federation.folder / "ledger.sqlite")) as ledger:
+        kept = ledger.execute("SELECT data FROM descriptions UNION ALL SELECT data FROM tables").fetchall()
+    up, down = [data for (data,) in kept], []
     for name in "abcd":
         home = federation.root / name / "site" / "server" / name
         up += [path.read_bytes() for path in home.glob("sent-*.safetensors")]

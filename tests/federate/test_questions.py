@@ -18,6 +18,22 @@ def owed(server: Coordinator, site: str, chosen: int = 0) -> list[str]:
     return [name for name, phase in PHASES.items() if phase.owed(site, answers)]
 
 
+def test_a_dead_node_that_fails_at_once_does_not_use_up_its_attempts(monkeypatch):
+    """Flower lists a killed site for a while and fails every message to it within milliseconds."""
+    now = [0.0]
+    monkeypatch.setattr("apfl.federate.flower.questions.time.monotonic", lambda: now[0])
+    questions, pauses = Questions(), []
+    for attempt in range(ATTEMPTS - 1):
+        questions.ask(str(attempt), Ask(1, *KEY))
+        questions.fail(questions.take(str(attempt)).key)
+        assert questions.is_open(KEY)
+        began = now[0]
+        while not questions.may_ask(KEY):
+            now[0] += 0.5
+        pauses.append(now[0] - began)
+    assert pauses == [3.0, 6.0, 12.0, 24.0]
+
+
 def test_a_broken_connection_is_tried_again_and_then_given_up():
     questions = Questions()
     for attempt in range(ATTEMPTS):

@@ -80,7 +80,7 @@ class Conversation:
         busy, answers = self.questions.busy(), self._answers()
         for node, client in self.sites.online.items():
             phase = None if node in busy else self._next(node, client, answers)
-            if phase is not None:
+            if phase is not None and self.questions.may_ask(_key(client or str(node), phase, answers)):
                 self._send(node, client, phase, answers)
 
     def _next(self, node: int, client: str | None, answers: Answers) -> str | None:

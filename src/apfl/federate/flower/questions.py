@@ -12,6 +12,7 @@ from apfl.federate.flower.answers import Answers
 __all__ = ["PHASES", "Ask", "Key", "Phase", "Questions", "State"]
 
 ATTEMPTS = 5  # for a site whose connection breaks while it is asked
+PAUSE = 3.0  # seconds before the second attempt, twice as many before each further one: a dead node fails at once
 
 Key = tuple[str, str, int]  # site, phase, publication (0: the question does not depend on it)
 
@@ -79,6 +80,7 @@ class Questions:
         self.asked: dict[str, Ask] = {}  # by message id
         self._states: dict[Key, State] = {}
         self._attempts: dict[Key, int] = {}
+        self._not_before: dict[Key, float] = {}
 
     def state(self, key: Key) -> State:
         """Where a question stands."""
@@ -87,6 +89,10 @@ class Questions:
     def is_open(self, key: Key) -> bool:
         """Whether an answer may still come."""
         return self.state(key) in OPEN
+
+    def may_ask(self, key: Key) -> bool:
+        """Whether no attempt has failed just now."""
+        return self.is_open(key) and time.monotonic() >= self._not_before.get(key, 0.0)
 
     def ask(self, message: str, ask: Ask) -> None:
         """A question is on its way."""
@@ -112,8 +118,9 @@ class Questions:
         self._move(key, State.REFUSED)
 
     def fail(self, key: Key) -> None:
-        """The connection broke: worth another attempt, but not for ever."""
+        """The connection broke: worth another attempt after a pause, but not for ever."""
         self._attempts[key] = self._attempts.get(key, 0) + 1
+        self._not_before[key] = time.monotonic() + PAUSE * 2 ** (self._attempts[key] - 1)
         self._move(key, State.WAITING if self._attempts[key] < ATTEMPTS else State.GIVEN_UP)
 
     def busy(self) -> set[int]:
