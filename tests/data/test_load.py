@@ -81,7 +81,7 @@ def test_every_command_has_every_data_option():
     for command in ("run", "bench", "rerun", "features"):
         given = {each.name: each for each in commands[command].params}
         assert names <= given.keys(), command
-        assert given["label_column"].help.startswith("Column of labels"), command
+        assert given["label_column"].help.startswith("Label column"), command
 
 
 def test_a_source_is_what_its_record_keeps_and_travels_to_other_processes():
