@@ -25,7 +25,7 @@ from timing import interleaved
 from apfl.data import load_dataset
 from apfl.data.federation import Shard
 from apfl.experiments.run import Protocol, federate
-from apfl.machine import over_clients
+from apfl.maths.machine import over_clients
 from apfl.maths.maps import random_map
 from apfl.maths.recursion import fold, upload
 from apfl.maths.ridge import one_hot, solve, statistics, total

@@ -15,14 +15,14 @@ SOURCE = Path(apfl.__file__).parent
 
 # The rooms, lowest first; a room imports from itself and from those before it.
 ROOMS = [
-    *("errors", "files", "machine"),
+    *("errors", "files"),
     *("maths", "models", "data", "methods"),
     *("testing", "estimator", "experiments", "report", "federate", "cli"),
 ]
 
 # What maths may import.
 NUMBERS = {"torch", "numpy", "scipy", "apfl.errors", "apfl.maths"}
-BESIDES = {"maps.py": {"apfl.machine"}}  # to go: it asks for the memory that is free before it draws
+BESIDES = {"machine.py": {"threadpoolctl"}}  # cores and memory, which maps and methods ask for
 
 
 def files_of(room: str) -> list[Path]:

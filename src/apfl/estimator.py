@@ -34,8 +34,8 @@ from apfl.data.client_rows import (
 from apfl.data.federation import Shard
 from apfl.data.missing import missing, refuse_missing
 from apfl.errors import InputError
-from apfl.machine import over_clients
 from apfl.maths.leaveout import leaving, with_copies
+from apfl.maths.machine import over_clients
 from apfl.maths.normalise import check_features, moments, normaliser
 from apfl.maths.personalise import Primary, Rows, personalise, solve_primary
 from apfl.maths.ridge import Statistics, one_hot, statistics, total

@@ -14,9 +14,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import apfl.maths.gcv as gcv_room
-from apfl import machine
 from apfl.data.federation import Shard
 from apfl.errors import InputError
+from apfl.maths import machine
 from apfl.maths.gcv import Path, choose_gamma
 from apfl.maths.hits import FEW_HITS, Grid, _with_neighbours, choose, grid, hits, local_prior
 from apfl.maths.leaveout import ECHO, LeftOut, fit_refinement, hat_basis, leverage_sketch, whiten

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.machine import over_clients
+from apfl.maths.machine import over_clients
 from apfl.maths.ridge import one_hot, solve, statistics
 from apfl.maths.wire import factor_message, message, nbytes
 from apfl.methods import load_method, method_class, method_names

@@ -29,7 +29,7 @@ from apfl.experiments.pool import Event, claim, damaged, execute, inspect, jobs_
 from apfl.experiments.record import Record, read_records
 from apfl.experiments.worker import Job, Setting
 from apfl.files import replacing
-from apfl.machine import available, n_cores
+from apfl.maths.machine import available, n_cores
 from apfl.report.terminal import human_bytes, results_table
 
 __all__ = ["bench"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from apfl.data.federation import Dataset
 from apfl.experiments.cells import Cell
 from apfl.experiments.tuning import grid
-from apfl.machine import needed
+from apfl.maths.machine import needed
 from apfl.methods._training import Training
 
 __all__ = ["peak_bytes"]

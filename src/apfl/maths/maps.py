@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from apfl.errors import InputError, unknown
-from apfl.machine import available
+from apfl.maths.machine import available
 
 __all__ = ["ACTIVATIONS", "Activation", "FeatureMap", "random_map", "raw_map"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.machine import check_width, n_workers, over_clients
+from apfl.maths.machine import check_width, n_workers, over_clients
 from apfl.maths.maps import FeatureMap, random_map
 from apfl.maths.normalise import Normaliser, check_features, moments, needs_moments, normaliser
 from apfl.maths.ridge import Statistics, accumulate, one_hot, solve, total

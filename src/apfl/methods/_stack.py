@@ -18,7 +18,7 @@ from torch import Tensor
 
 from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.machine import over_clients
+from apfl.maths.machine import over_clients
 from apfl.maths.normalise import Normaliser, check_features
 from apfl.methods._analytic import moments_bytes, shared_normaliser
 from apfl.methods._step import Batch, Params, Rule, descend, step

@@ -22,9 +22,9 @@ from pydantic_core import PydanticCustomError
 
 from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.machine import over_clients
 from apfl.maths.hits import Scope
 from apfl.maths.leaveout import echo, leaving
+from apfl.maths.machine import over_clients
 from apfl.maths.maps import Activation
 from apfl.maths.normalise import Normalise, needs_moments
 from apfl.maths.personalise import Auto, Choice, Personal, Rows, personalise, refine, solve_primary, width_for

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from apfl.data.federation import Shard
-from apfl.machine import over_clients
+from apfl.maths.machine import over_clients
 from apfl.maths.maps import Activation
 from apfl.maths.normalise import Normalise
 from apfl.maths.personalise import Rows, Shared, refine

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from apfl.data.federation import Shard
-from apfl.machine import over_clients
 from apfl.maths.leaveout import fit_refinement
+from apfl.maths.machine import over_clients
 from apfl.maths.maps import Activation, random_map
 from apfl.maths.normalise import Normalise, moments, normaliser
 from apfl.maths.ridge import one_hot

@@ -15,8 +15,8 @@ import torch
 from pydantic import Field
 
 from apfl.data.federation import Shard
-from apfl.machine import over_clients
 from apfl.maths.leaveout import fit_refinement
+from apfl.maths.machine import over_clients
 from apfl.maths.maps import Activation
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import one_hot

@@ -15,7 +15,7 @@ from torch import Tensor
 from apfl.data.backbones import Backbone
 from apfl.data.samples import Samples
 from apfl.errors import InputError
-from apfl.machine import n_cores
+from apfl.maths.machine import n_cores
 
 __all__ = ["Passed", "through"]
 
