@@ -166,13 +166,13 @@ class Personal:
 def width_for(n_samples: int, n_features: int) -> int:
     """The default d_P: a power of two near the number of rows, from 256 to 8192; the same at every site because N is.
 
-    With few rows of many features it is the number of features instead, rounded up, to 2048 at most: a narrower map
-    would lose what a ridge on the features themselves sees.
+    With few rows of many features it is four times the number of features instead, rounded up, to 2048 at most: a
+    narrower map would lose what a ridge on the features themselves sees.
 
     >>> width_for(1300, 64), width_for(45_000, 1280), width_for(20, 64), width_for(300, 1280)
     (1024, 8192, 256, 2048)
     """
-    power = max(round(math.log2(n_samples)), math.ceil(math.log2(min(n_features, 2048))))
+    power = max(round(math.log2(n_samples)), math.ceil(math.log2(min(4 * n_features, 2048))))
     return min(8192, max(256, int(2**power)))
 
 
