@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the suite lives with the tests, which are not installed
 
 import torch
-from tests.stress import TROUBLES, Case, cases, draw, judge
+from tests.stress import TROUBLES, Case, cases, doubled, draw, judge
 
 HEAD = (
     "| {} | cases | worst difference to the better ridge | mean difference | not judged | "
@@ -128,12 +128,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/stress"), help="the folder of records.jsonl")
     parser.add_argument("--cases", type=int, default=360)
+    parser.add_argument("--most-rows", type=int, default=20_000, help="leave out cases with more training rows")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes, of one thread each")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    path, wanted = given.out / "records.jsonl", cases(given.cases)
+    path, drawn = given.out / "records.jsonl", cases(given.cases)
+    wanted = [case for case in drawn + doubled(drawn) if case.n <= given.most_rows]
     done = {record["case"] for record in read(path)}
     todo = [(i, case) for i, case in enumerate(wanted) if str(case) not in done]
+    todo.sort(key=lambda job: job[1].n)  # the quick ones first
     if todo:
         run(todo, path, given.jobs, len(wanted) - len(todo))
     names = {str(case) for case in wanted}

@@ -171,6 +171,7 @@ def _single_rows(train: Rows, test: Rows, rng: np.random.Generator) -> tuple[Row
     return replace(train, client=client), test
 
 
+EVERYWHERE = "every row at two clients"
 TROUBLES: dict[str, Callable[[Rows, Rows, np.random.Generator], tuple[Rows, Rows]]] = {
     "none": lambda train, test, rng: (train, test),
     "one row twice": _rows(lambda r, g: _copies(r, g.integers(len(r), size=1), None)),
@@ -181,6 +182,7 @@ TROUBLES: dict[str, Callable[[Rows, Rows, np.random.Generator], tuple[Rows, Rows
     "a third at two clients": _rows(
         lambda r, g: _copies(r, at := _some(r, 1 / 3, g), (r.client[at] + 1) % (r.client.max() + 1))
     ),
+    EVERYWHERE: _rows(lambda r, g: _copies(r, np.arange(len(r)), (r.client + 1) % (r.client.max() + 1))),
     "every row twice": _rows(lambda r, g: _copies(r, np.arange(len(r)), None)),
     "one row fifty times": _rows(lambda r, g: _copies(r, np.full(50, g.integers(len(r))), None)),
     "zero rows": _both(_set_some(0.05, lambda x, g: np.zeros_like(x))),
@@ -205,7 +207,7 @@ def cases(count: int, seed: int = 0, data: Collection[str] | None = None) -> lis
     here = [name for name in DATA if name not in FILES or (SHARED / FILES[name]).is_file()] if data is None else data
     weights = {"made": 4}
     kinds = [name for name in here for _ in range(weights.get(name, 1))]
-    troubles = list(TROUBLES)
+    troubles = [name for name in TROUBLES if name != EVERYWHERE]
     found = []
     for i in range(count):
         data = kinds[i % len(kinds)]
@@ -215,6 +217,11 @@ def cases(count: int, seed: int = 0, data: Collection[str] | None = None) -> lis
             Case(data, n, features, classes, clients, troubles[(i * 7 + i // len(troubles)) % len(troubles)], i)
         )
     return found
+
+
+def doubled(some: list[Case]) -> list[Case]:
+    """Every tenth case with each of its rows at a second client too, whatever else it was to suffer from."""
+    return [replace(case, trouble=EVERYWHERE) for case in some[::10]]
 
 
 def _size(data: str, rng: np.random.Generator) -> tuple[int, int, int]:
@@ -294,6 +301,14 @@ def hits_of_apfl(train: Rows, test: Rows) -> tuple[np.ndarray, dict[str, object]
     """Which test rows the defaults get right, and what they chose."""
     n_clients, n_classes = _counts(train)
     (only,) = load_method("apfl").rounds(shards(train, n_clients), n_classes, 0)
+    return _hits(only.models, test), dict(only.chosen)
+
+
+def hits_of_landmarks(train: Rows, test: Rows) -> tuple[np.ndarray, dict[str, object]]:
+    """The same on landmarks, with statistics of 16 bits, the pilot and a weight on the primary."""
+    n_clients, n_classes = _counts(train)
+    method = load_method("apfl", map="landmarks", bits=16, weight="auto")
+    (only,) = method.rounds(shards(train, n_clients), n_classes, 0)
     return _hits(only.models, test), dict(only.chosen)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import stat
 import subprocess
 import sys
@@ -61,3 +63,32 @@ def test_a_folder_that_cannot_be_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match=r"cannot write .*file/folder: Not a directory; choose a folder"):
         hold(tmp_path / "file" / "folder" / "lock")
+
+
+FORKS = """
+import os, pathlib, sys, time
+from apfl.files import hold
+file = hold(pathlib.Path(sys.argv[1]))
+file.write(b"not on the disk yet")
+if os.fork() == 0:
+    print("begun", flush=True)
+    time.sleep(60)
+    os._exit(0)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_lock_ends_with_the_process_that_took_it_and_not_with_its_children(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", FORKS, tmp_path / "lock"],
+        stdout=subprocess.PIPE, start_new_session=True,
+    ) as parent:  # fmt: skip
+        try:
+            assert parent.stdout.readline() == b"begun\n"
+            assert is_held(tmp_path / "lock")  # the child has let go, its parent has not
+            os.kill(parent.pid, signal.SIGKILL)
+            hold(tmp_path / "lock", wait=10).close()
+            assert (tmp_path / "lock").read_bytes() == b""  # and the child wrote nothing of its parent's
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)

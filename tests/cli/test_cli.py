@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import typer
 
+from apfl import __version__ as apfl_version
 from apfl.cli import progress as cli_progress
-from apfl.cli import run as cli_run
 from apfl.cli.app import app
+from apfl.experiments import study
 from apfl.models.file import read
 from tests.commands import here as apfl
 
@@ -252,7 +253,7 @@ def damaged(path: Path, **changes) -> Path:
         ({"features": np.zeros((119, 8))}, "119 features but 120 labels"),
         ({"features": None}, "no array 'features'"),
         ({"labels": np.full(120, 3)}, "allowed are 0 to 2"),
-        ({"labels": np.zeros(120)}, "expected integers or strings"),
+        ({"labels": np.full(120, 0.5)}, "expected integers or strings"),
         ({"labels": np.full(120, "owl")}, "label 'owl'"),
         ({"scale": np.ones(7)}, "'scale' has shape (7,)"),
         ({"site": np.array([object()] * 120)}, "Python objects"),
@@ -296,7 +297,7 @@ def test_bad_data_is_one_line_and_leaves_nothing(features, tmp_path, capsys, cha
         (["--clients", "0"], "allowed are 1 to 1797"),
         (["--clients", "300", "--alpha", "0.01"], "larger --alpha, fewer --clients or a smaller --minimum"),
         (["--test-fraction", "1"], "less than 1"),
-        (["--test-fraction", "0"], "nothing to measure"),
+        (["--test-fraction", "0", "--no-save-models"], "nothing would be left"),
     ],
 )
 def test_bad_options_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch, options, message):
@@ -366,6 +367,12 @@ def test_a_record_of_a_table_is_run_again_with_its_columns(tmp_path, capsys):
     assert "matched" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("start", [["-m", "apfl"], ["-m", "apfl.cli"]])
+def test_the_version_is_printed(start):
+    done = subprocess.run([sys.executable, *start, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"apfl {apfl_version}\n"
+
+
 def interrupt(*_, **__):
     raise KeyboardInterrupt
 
@@ -381,14 +388,14 @@ def test_a_log_has_a_line_for_each_record_and_no_empty_ones(tmp_path, capsys):
 def test_an_interrupted_run_says_what_it_leaves_and_goes_on_from_it(tmp_path, monkeypatch, capsys):
     out = tmp_path / "r"
     command = ["run", "--methods", "local_ridge,fedavg", "--seeds", "0", "--set", "fedavg.n_rounds=3", "--out", out]
-    once = cli_run.run_method
+    once = study.run
 
     def stopped(name, *given, **options):
         options |= {"on_round": interrupt} if name == "fedavg" else {}
         return once(name, *given, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(cli_run, "run_method", stopped)
+        patched.setattr(study, "run", stopped)
         assert apfl(*command) == 130
     said = capsys.readouterr().err
     assert f"kept 1 finished record in {out / 'records.jsonl'} and how far fedavg-seed-0 had got in" in said
@@ -400,9 +407,9 @@ def test_an_interrupted_run_says_what_it_leaves_and_goes_on_from_it(tmp_path, mo
 
 
 def test_nothing_is_left_of_a_run_that_had_nothing_yet(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli_run, "run_method", interrupt)
+    monkeypatch.setattr(study, "run", interrupt)
     assert apfl("run", *QUICK, "--out", tmp_path / "r") == 130
-    monkeypatch.setattr(cli_run, "tune_once", interrupt)
+    monkeypatch.setattr(study, "tune_once", interrupt)
     assert apfl("run", *QUICK, "--tune", "--out", tmp_path / "r") == 130
     assert capsys.readouterr().err.splitlines() == ["stopped; nothing was finished yet, nothing is kept"] * 2
     assert not (tmp_path / "r").exists()
@@ -410,7 +417,7 @@ def test_nothing_is_left_of_a_run_that_had_nothing_yet(tmp_path, monkeypatch, ca
 
 def test_what_was_tuned_before_an_interruption_is_kept(tmp_path, monkeypatch, capsys):
     out = tmp_path / "r"
-    monkeypatch.setattr(cli_run, "run_method", interrupt)
+    monkeypatch.setattr(study, "run", interrupt)
     quick = ["--seeds", "0", "--methods", "local_head", "--set", "local_head.n_rounds=1"]
     assert apfl("run", *quick, "--tune", "--out", out) == 130
     tuned, stopped = capsys.readouterr().err.splitlines()

@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
+import os
+import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from apfl.cli.federate import app as federate
+from apfl.cli.app import Federate
 from apfl.errors import InputError
 from apfl.federate import Coordinator, Site, Terms
 from apfl.federate.flower.bundle import pyproject
 from apfl.federate.flower.events import Events, in_words
 from apfl.federate.flower.join import stay_connected
+from apfl.federate.flower.peers import OWN
 from apfl.federate.flower.processes import Server, is_loopback, split_address
-from apfl.federate.flower.superlink import FleetOnly
+from apfl.federate.flower.superlink import FleetOnly, paths_for_others
 from apfl.federate.inprocess import simulate
 from apfl.files import is_held
 from apfl.models.file import load_model
@@ -79,6 +85,22 @@ def test_another_machine_needs_certificates(features, capsys):
     assert "give --ca ca.crt and --key a.key" in line(capsys)
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["--ca", "ca.crt"],
+            "--ca given without --key a.key: a server that has certificates admits sites by their keys",
+        ),
+        (["--key", "a.key"], "--key given without --ca ca.crt: a server that has certificates"),
+    ],
+)
+@pytest.mark.parametrize("server", ["127.0.0.1:1", "fed.example.org:9091"])
+def test_a_certificate_and_a_key_go_together(features, capsys, server, words, says):
+    assert apfl("federate", "join", "--server", server, "--data", features, "--name", "a", "--yes", *words) == 2
+    assert says in " ".join(line(capsys).split())
+
+
 def test_status_result_leave_and_forget(federation, capsys, tmp_path):
     assert apfl("federate", "status", federation, "--json") == 0
     status = json.loads(capsys.readouterr().out)
@@ -88,6 +110,7 @@ def test_status_result_leave_and_forget(federation, capsys, tmp_path):
     shown = capsys.readouterr().out
     assert all(name in shown for name in names)
     assert apfl("federate", "result", federation, "--out", tmp_path / "primary.safetensors", "--json") == 0
+    assert (tmp_path / "primary.safetensors").stat().st_mode & 0o077 == 0
     assert json.loads(capsys.readouterr().out)["members"] == names
     model = load_model(tmp_path / "primary.safetensors")
     assert model.scores(torch.zeros(2, status["terms"]["n_features"])).shape == (2, 3)
@@ -98,6 +121,24 @@ def test_status_result_leave_and_forget(federation, capsys, tmp_path):
     assert apfl("federate", "status", federation, "--json") == 0
     left = json.loads(capsys.readouterr().out)
     assert names[1] not in [row["name"] for row in left["clients"]]
+
+
+def test_leaving_prints_the_evidence_in_words_and_nothing_else(federation):
+    words = [sys.executable, "-m", "apfl", "federate", "leave", str(federation), "site-0"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("site-0 left (")
+    assert done.stderr == ""  # not the events of the ledger, which are JSON
+
+
+@pytest.mark.parametrize(("word", "kept"), [("leave", ["site-0.pub.left"]), ("forget", [])])
+def test_the_key_of_who_left_is_set_aside_and_that_of_who_is_forgotten_removed(word, kept, federation):
+    pytest.importorskip("flwr")
+    for name in ("keys", "flower"):
+        (federation / name).mkdir()
+    (federation / "keys" / "site-0.pub").touch()
+    (federation / "flower" / "server.json").write_text(json.dumps({"host": "127.0.0.1", "port": 1, "secure": True}))
+    assert apfl("federate", word, federation, "site-0") == 0
+    assert [path.name for path in (federation / "keys").iterdir()] == kept
 
 
 def test_leaving_where_only_sums_are_kept_needs_the_bytes(tmp_path, capsys):
@@ -145,9 +186,9 @@ def test_a_server_does_not_have_sites_predict(words, capsys):
 def test_defaults_have_one_home():
     """The command line, the app that `flwr run` takes and the server's own processes wait equally long."""
     defaults = {
-        (command.name or command.callback.__name__, name): parameter.default
-        for command in federate.registered_commands
-        for name, parameter in inspect.signature(command.callback).parameters.items()
+        (command, name): parameter.default
+        for command, home in Federate.homes.items()
+        for name, parameter in inspect.signature(getattr(import_module(str(home)), command)).parameters.items()
     }
     assert defaults["run", "deadline"] == tomllib.loads(pyproject())["tool"]["flwr"]["app"]["config"]["deadline"]
     assert defaults["server", "port"] == Server(Path()).port
@@ -160,7 +201,7 @@ def test_no_server_was_started_there(tmp_path, capsys, monkeypatch):
     assert "first: apfl federate server" in line(capsys)
 
 
-def ask(client: str, server: str, path: str) -> int:
+def ask(own: bool, path: str, *paths: tuple[str, ...]) -> int:
     """The status that a request gets through the guard."""
     got: list[int] = []
 
@@ -171,18 +212,33 @@ def ask(client: str, server: str, path: str) -> int:
         if "status" in message:
             got.append(message["status"])
 
-    scope = {"type": "http", "path": path, "client": (client, 5), "server": (server, 9091)}
-    asyncio.run(FleetOnly(inner)(scope, None, send))
+    scope = {"type": "http", "path": path, "state": {OWN: own}}
+    asyncio.run(FleetOnly(inner, *paths)(scope, None, send))
     return got[0]
 
 
-def test_other_machines_reach_the_fleet_alone():
-    assert ask("10.0.0.7", "10.0.0.1", "/v1/fleet/pull-messages") == 200
-    assert ask("10.0.0.7", "10.0.0.1", "/health") == 200
+def test_others_reach_the_fleet_alone():
+    for path in ("/v1/fleet/pull-messages", "/health"):
+        assert ask(False, path) == ask(True, path) == 200
     for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/v1/fleetx", "/"):
-        assert ask("10.0.0.7", "10.0.0.1", path) == 403
-        assert ask("127.0.0.1", "127.0.0.1", path) == 200
-        assert ask("10.0.0.1", "10.0.0.1", path) == 200  # the server's own processes, when it listens on one address
+        assert ask(False, path) == 403
+        assert ask(True, path) == 200
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["--host", "127.0.0.1", "--insecure"], 403),
+        (["--host", "::1", "--insecure"], 403),
+        (["--host", "0.0.0.0", "--insecure"], 200),  # whoever runs the server said so, and was warned
+        (["--host", "127.0.0.1", "--enable-supernode-auth"], 200),  # they have keys
+        (["--insecure"], 200),
+    ],
+)
+def test_without_keys_on_loopback_no_other_user_takes_part(words, status):
+    """Any user of the machine could join, and be sent what the others made."""
+    assert ask(False, "/v1/fleet/activate-node", paths_for_others(words)) == status
+    assert ask(True, "/v1/fleet/activate-node", paths_for_others(words)) == 200
 
 
 def test_addresses():
@@ -221,3 +277,63 @@ def test_half_an_authority_is_not_made_whole_silently(kept, tmp_path):
         make_certificates(tmp_path, ["fed.example.org"])
     assert [path.name for path in tmp_path.iterdir()] == [kept]
     assert (tmp_path / kept).read_text() == "as it was"
+
+
+def test_join_leaves_the_defaults_of_the_split_to_the_site(features, tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    configs = []
+    monkeypatch.setattr("apfl.cli.site.stay_connected", lambda connection, *_: configs.append(connection.config))
+    monkeypatch.setattr("apfl.cli.site.end_as_interrupted", lambda: None)
+    join = ("federate", "join", "--server", "127.0.0.1:1", "--data", features, "--name", "a", "--yes", "--folder")
+    assert apfl(*join, tmp_path / "all") == 0
+    assert apfl(*join, tmp_path / "some", "--test-fraction", "0.25") == 0
+    assert "test-fraction" not in configs[0]
+    assert configs[1]["test-fraction"] == 0.25
+
+
+def a_table(path: Path) -> Path:
+    rows = "".join(f"{'xy'[i % 2]},{i % 7},{i % 5 / 2},{7 * (i % 3)},{i}\n" for i in range(60))
+    path.write_text("my class,age,lab a,ward,weight\n" + rows)
+    return path
+
+
+def test_join_reads_a_table_as_it_is_told_to(tmp_path, monkeypatch, capsys):
+    """The options go through Flower's configuration to the process that answers the server."""
+    pytest.importorskip("flwr")
+    from flwr.common.config import parse_config_args
+
+    from apfl.federate.flower.client_app import _site
+
+    connections = []
+    monkeypatch.setattr("apfl.cli.site.stay_connected", lambda connection, *_: connections.append(connection))
+    monkeypatch.setattr("apfl.cli.site.end_as_interrupted", lambda: None)
+    join = ("federate", "join", "--server", "127.0.0.1:1", "--name", "a", "--yes", "--folder", tmp_path / "a")
+    data = ("--data", a_table(tmp_path / "rows.csv"), "--label-column", "my class")
+    assert apfl(*join, *data, "--features", "lab *,age,ward", "--drop", "age", "--group-column", "ward") == 0
+    assert "a: features: lab a; all sites must have the same, in this order" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    site = _site(parse_config_args([connections[0].command()[-1]]), "a")
+    assert site.train.features.flatten().tolist() == [i % 5 / 2 for i in range(60)]
+    assert site.class_names == ("x", "y")
+    assert site.about == {"client": "a", "feature_names": ["lab a"]}
+    assert apfl(*join, *data, "--drop", 'a"b') == 2
+    assert "no quotes are allowed" in capsys.readouterr().err
+
+
+def test_simulate_takes_its_sites_from_a_column(tmp_path, monkeypatch, capsys):
+    """Each value of the column is a site, and the quorum is all of them; the column is no feature."""
+    pytest.importorskip("flwr")
+    monkeypatch.setattr("flwr.simulation.run_simulation", lambda *_, **__: None)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    quiet = SimpleNamespace(getLogger=logging.Logger, ERROR=logging.ERROR)  # the levels of other tests stay
+    monkeypatch.setattr("apfl.federate.flower.simulate.logging", quiet)
+    data = ("--data", a_table(tmp_path / "rows.csv"), "--label-column", "my class", "--client-column", "ward")
+    assert apfl("federate", "simulate", *data, "--out", tmp_path / "f") == 0
+    assert "sites: site-000 is 0, site-001 is 7, site-002 is 14" in capsys.readouterr().out
+    for number in range(3):
+        with np.load(tmp_path / "f" / "sites" / f"site-00{number}" / "features.npz") as rows:
+            assert sorted(rows["features"][:, 2].tolist()) == list(range(number, 60, 3))
+            assert rows["features"].shape == (20, 3)
+    with Coordinator(tmp_path / "f") as coordinator:
+        assert coordinator.draft.quorum == 3

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from apfl.data.backbones import Backbone, load_backbone
+from apfl.data.backbones._pixels import preparation
 from apfl.errors import InputError
 from tests.data.pictures import pixels, tiny_mae
 
@@ -27,6 +28,15 @@ def mae(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def batch(backbone: Backbone, n: int = 5) -> torch.Tensor:
     return torch.stack([backbone.prepare(Image.fromarray(pixels(i))) for i in range(n)])
+
+
+def numbers(folder: Path, n: int = 5) -> torch.Tensor:
+    """The same images as transformers prepares them by itself."""
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    prepared: torch.Tensor = processor(images=[Image.fromarray(pixels(i)) for i in range(n)], return_tensors="pt")[
+        "pixel_values"
+    ]
+    return prepared
 
 
 def run(backbone: Backbone, inputs: torch.Tensor) -> torch.Tensor:
@@ -45,7 +55,7 @@ def test_vit_mae_gives_the_same_features_every_time(mae: Path) -> None:
     # As transformers loads it, it drops patches at random: this is what the test above would catch.
     careless = transformers.AutoModel.from_pretrained(mae).eval()
     with torch.inference_mode():
-        a, b = (careless(inputs).last_hidden_state for _ in range(2))
+        a, b = (careless(numbers(mae)).last_hidden_state for _ in range(2))
     assert a.shape[1] == 1 + 16 // 4
     assert not torch.allclose(a[:, 0], b[:, 0], atol=1e-2)
 
@@ -58,7 +68,7 @@ def test_vit_mae_uses_every_patch_in_any_order(mae: Path, pooling: str) -> None:
     expected = run(backbone, inputs)
     assert expected.shape == (5, 32)
     with torch.inference_mode():
-        hidden = backbone.module(pixel_values=inputs, noise=torch.rand(5, 16)).last_hidden_state
+        hidden = backbone.module(pixel_values=numbers(mae), noise=torch.rand(5, 16)).last_hidden_state
     assert hidden.shape[1] == 1 + 16
     pooled = hidden[:, 0] if pooling == "cls" else hidden[:, 1:].mean(1)
     # Attention sums the patches in another order: float32 rounding and nothing else.
@@ -66,7 +76,7 @@ def test_vit_mae_uses_every_patch_in_any_order(mae: Path, pooling: str) -> None:
     for patch in range(16):  # and no patch is without effect
         changed = inputs.clone()
         row, column = divmod(patch, 4)
-        changed[:, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] += 1
+        changed[:, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] ^= 128
         assert (run(backbone, changed) - expected).abs().amax(1).min() > 1e-3
 
 
@@ -119,7 +129,7 @@ def test_clip_gives_the_class_token_as_clip_uses_it(tmp_path: Path) -> None:
     backbone = load_backbone(str(small("clip", tmp_path)), pooling="cls")
     inputs = batch(backbone)
     with torch.inference_mode():
-        expected = transformers.CLIPModel.from_pretrained(tmp_path).eval().vision_model(inputs).pooler_output
+        expected = transformers.CLIPModel.from_pretrained(tmp_path).eval().vision_model(numbers(tmp_path)).pooler_output
     torch.testing.assert_close(run(backbone, inputs), expected)
 
 
@@ -127,7 +137,7 @@ def test_mean_leaves_class_and_register_tokens_out(tmp_path: Path) -> None:
     backbone = load_backbone(str(small("dinov2", tmp_path)), pooling="mean")
     inputs = batch(backbone)
     with torch.inference_mode():
-        hidden = backbone.module(pixel_values=inputs).last_hidden_state
+        hidden = backbone.module(pixel_values=numbers(tmp_path)).last_hidden_state
     assert hidden.shape[1] == 1 + 4 + 16
     torch.testing.assert_close(run(backbone, inputs), hidden[:, -16:].mean(1))
 
@@ -137,12 +147,48 @@ def test_mean_leaves_the_distillation_token_out(tmp_path: Path) -> None:
     by_mean, by_token = (load_backbone(folder, pooling=pooling) for pooling in ("mean", "cls"))
     inputs = batch(by_mean)
     with torch.inference_mode():
-        hidden = by_mean.module(pixel_values=inputs).last_hidden_state
+        hidden = by_mean.module(pixel_values=numbers(tmp_path)).last_hidden_state
     assert hidden.shape[1] == 1 + 1 + 16
     patches = hidden[:, -16:].mean(1)
     assert not torch.allclose(hidden[:, 1:].mean(1), patches, atol=1e-2)  # with it, it would be seen
     torch.testing.assert_close(run(by_mean, inputs), patches)
     torch.testing.assert_close(run(by_token, inputs), hidden[:, 0])
+
+
+PROCESSORS = ["ViT", "CLIP", "Bit", "ConvNext", "Siglip", "Beit", "EfficientNet"]
+
+
+@pytest.mark.parametrize("family", PROCESSORS)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_two_steps_prepare_as_the_processor_does_to_the_last_bit(family: str, layout: torch.memory_format) -> None:
+    """In 8 bits on the CPU, then in numbers on the device; a processor that cannot be divided does all at once."""
+    processor, module = getattr(transformers, f"{family}ImageProcessorPil")(), torch.nn.Module()
+    prepare, finish = preparation(processor, module)
+    for i, (height, width) in enumerate([(32, 32), (300, 400), (224, 224), (41, 500)]):
+        image = Image.fromarray(pixels(i, height, width, colour=i % 3))
+        expected = processor(images=[image], return_tensors="pt")["pixel_values"]
+        prepared = prepare(image)
+        assert (prepared.dtype == torch.uint8) == (family != "EfficientNet")  # which scales in a way of its own
+        finished = finish(prepared[None].contiguous(memory_format=layout))
+        assert torch.equal(finished, expected)
+        assert finished.is_contiguous(memory_format=layout)
+    assert not module.state_dict()  # the table is no weight
+
+
+def test_a_processor_that_pads_with_numbers_is_not_divided() -> None:
+    """Zeros that it adds after normalising are no pixel's value: the table would turn them into black."""
+
+    class Padding(transformers.ViTImageProcessorPil):  # type: ignore[misc,name-defined]
+        def _preprocess(self, images: list[np.ndarray], **options: object) -> object:
+            done = super()._preprocess(images, **options)
+            if options["do_resize"]:
+                done["pixel_values"] = torch.nn.functional.pad(done["pixel_values"], (0, 1))
+            return done
+
+    prepare, finish = preparation(Padding(), torch.nn.Module())
+    prepared = prepare(Image.fromarray(pixels(0)))
+    assert prepared.dtype == torch.float32
+    assert finish(prepared) is prepared
 
 
 def test_a_convolutional_network_has_no_class_token(tmp_path: Path) -> None:
@@ -177,7 +223,7 @@ def test_models_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(InputError, match=r"no backbone.*did you mean 'vit-mae-base'"):
         load_backbone("vit-mae-bas")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="cannot be loaded as a vision model"):
+    with pytest.raises(InputError, match="cannot be loaded as a model of images or texts"):
         load_backbone(str(tmp_path / "empty"), pooling="cls")
     with monkeypatch.context() as patch:
         patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

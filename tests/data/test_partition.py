@@ -14,8 +14,9 @@ from apfl.errors import InputError
 def deal(name: str, labels: np.ndarray, n_clients: int, seed: int, **options) -> list[np.ndarray]:
     n = np.arange(len(labels))
     extra = {"domains": {"domains": n % 2}, "given": {"column": n % max(n_clients, 1)}}
+    extra |= {"dirichlet": {"alpha": 0.1}, "dirichlet_plain": {"alpha": 0.1}, "classes": {"classes_per_client": 2}}
     rng = np.random.default_rng(seed)
-    return load_partition(name)(labels, n_clients, rng, **extra.get(name, {}), **options)
+    return load_partition(name)(labels, n_clients, rng, **(extra.get(name, {}) | options))
 
 
 @pytest.mark.parametrize("name", partition_names())
@@ -92,7 +93,7 @@ def test_given_clients_must_agree_in_number():
 @given(st.integers(1, 60), st.integers(0, 99))
 def test_split_is_a_75_25_cut_of_the_rows(n, seed):
     rows = np.arange(100, 100 + n)
-    train, test = split(rows, np.random.default_rng(seed))
+    train, test = split(rows, np.random.default_rng(seed), test_fraction=0.25)
     assert np.array_equal(np.sort(np.concatenate([train, test])), rows)
     assert len(test) == n // 4
 
@@ -101,7 +102,7 @@ def test_split_is_a_75_25_cut_of_the_rows(n, seed):
 def test_split_keeps_groups_together(n, n_groups, seed):
     rng = np.random.default_rng(seed)
     rows, groups = np.arange(n), rng.integers(n_groups, size=n)
-    train, test = split(rows, rng, groups=groups)
+    train, test = split(rows, rng, test_fraction=0.25, groups=groups)
     assert np.array_equal(np.sort(np.concatenate([train, test])), rows)
     assert len(train)
     assert not set(groups[train]) & set(groups[test])

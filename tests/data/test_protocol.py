@@ -12,7 +12,7 @@ import torch
 from apfl.data import load_dataset
 from apfl.data.federation import Federation, Shard
 from apfl.data.partition import load_partition
-from apfl.data.protocol import apart, deal
+from apfl.data.protocol import apart, deal, feature_names, protocol_of
 from apfl.errors import InputError
 from apfl.experiments.run import Protocol, federate, run
 from apfl.maths.leaveout import fit_refinement
@@ -216,3 +216,89 @@ def test_a_test_column_says_yes_or_no(digits):
     for column in (flags + 1, np.arange(1797) % 3, np.where(flags, "later", "train")):
         with pytest.raises(InputError, match="held"):
             deal(replace(digits, columns={"held": column}), Protocol("iid", 3, test_column="held"), 0)
+
+
+def test_a_federation_has_the_rows_that_were_dealt(digits):
+    groups = np.arange(1797) // 3
+    dataset = replace(digits, columns={"patient": groups + 100})
+    protocol = Protocol("iid", 4, test_fraction=0.4, group_column="patient")
+    federation, halves = federate(dataset, protocol, 3), deal(dataset, protocol, 3)
+    assert sorted(np.concatenate([rows for half in halves for rows in half])) == list(range(1797))
+    for shards, side in ((federation.train, 0), (federation.test, 1)):
+        for shard, half in zip(shards, halves, strict=True):
+            assert torch.equal(shard.features, digits.features[half[side]])
+            assert torch.equal(shard.labels, digits.labels[half[side]])
+            assert shard.groups.tolist() == groups[half[side]].tolist()
+    for train, test in halves:  # a group stays together
+        assert not set(groups[train]) & set(groups[test])
+        assert len(test) == pytest.approx(0.4 * (len(train) + len(test)), abs=3)
+    assert federate(digits, Protocol("iid", 4), 3).train[0].groups is None
+
+
+def test_who_comes_late_is_drawn_by_a_stream_of_its_own(digits):
+    """The seed and a number for the purpose: records made before must find the same clients."""
+    federation = federate(digits, UNSEEN, 5)
+    seen, late = apart(federation, UNSEEN, 5)
+    drawn = sorted(np.random.default_rng((5, 7)).permutation(8)[:3].tolist())
+    assert [int(name) for name in late.names] == drawn
+    assert [int(name) for name in seen.names] == [k for k in range(8) if k not in drawn]
+    for part in (seen, late):
+        for train, test, name in zip(part.train, part.test, part.names, strict=True):
+            assert train is federation.train[int(name)]
+            assert test is federation.test[int(name)]
+    assert apart(federation, replace(UNSEEN, unseen_clients=0), 5) == (federation, None)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_others_are_dealt_again_by_a_stream_of_its_own_and_have_no_test_rows(digits, number):
+    plain = deal(digits, Protocol(n_clients=6, alpha=0.3), seed=4)
+    again = deal(digits, Protocol(n_clients=6, alpha=0.3, reshuffle=number), seed=4)
+    assert [len(test) for _, test in again] == [len(plain[0][1]), 0, 0, 0, 0, 0]
+    expected = [train for train, _ in plain[1:]]
+    if number:
+        rest = np.sort(np.concatenate(expected))
+        rng = np.random.default_rng((4, number, 8))
+        parts = load_partition("dirichlet")(digits.labels.numpy()[rest], 5, rng, alpha=0.3, minimum=None)
+        expected = [rest[part] for part in parts]
+    assert all(np.array_equal(train, rows) for (train, _), rows in zip(again[1:], expected, strict=True))
+
+
+def test_a_partition_is_given_what_it_asks_for_and_nothing_else(digits, tmp_path):
+    """Its own options keep their defaults, also if there is a client column."""
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "def partition(labels, n_clients, rng, *, alpha, column, taste='sweet'):\n"
+        "    assert (alpha, taste, len(column)) == (0.7, 'sweet', len(labels))\n"
+        "    return np.array_split(rng.permutation(len(labels)), n_clients)\n"
+        "def without(labels, n_clients, rng, *, taste):\n"
+        "    return []\n"
+    )
+    dataset = replace(digits, columns={"site": np.arange(1797) % 8})
+    asks = Protocol(f"{tmp_path}/mine.py:partition", 5, alpha=0.7, client_column="site")
+    assert len(deal(dataset, asks, 0)) == 5
+    with pytest.raises(InputError, match="name it with --client-column"):
+        deal(dataset, replace(asks, client_column=None), 0)
+    with pytest.raises(InputError, match="asks for 'taste'; give that a default"):
+        deal(dataset, replace(asks, partition=f"{tmp_path}/mine.py:without"), 0)
+
+
+@pytest.mark.parametrize(
+    ("clients", "partition", "column", "expected"),
+    [
+        (None, None, None, (Protocol.partition, Protocol.n_clients)),
+        (5, None, None, (Protocol.partition, 5)),
+        (None, None, "hospital", ("given", None)),
+        (None, "domains", "hospital", ("domains", Protocol.n_clients)),
+        (5, "domains", "hospital", ("domains", 5)),
+    ],
+)
+def test_a_client_column_makes_the_clients_unless_a_partition_is_given(clients, partition, column, expected):
+    protocol = protocol_of(clients, 0.1, partition, column)
+    assert (protocol.partition, protocol.n_clients, protocol.client_column) == (*expected, column)
+
+
+def test_columns_that_the_protocol_uses_are_no_features(digits):
+    table = replace(digits, feature_names=("age", "hospital", "weight", "later", "patient"))
+    protocol = Protocol(client_column="hospital", test_column="later", group_column="patient")
+    assert feature_names(table, protocol) == ["age", "weight"]
+    assert feature_names(table, Protocol()) == list(table.feature_names)

@@ -347,7 +347,7 @@ def test_no_method_at_all_is_one_line(command, options, methods, plan, undisturb
 def test_a_part_of_the_seeds_is_a_part_of_the_plan(plan, undisturbed, tmp_path, capsys):
     """Also where a method is tuned: on the plan's first seed, whichever are run. The plan as run says so itself."""
     out = tmp_path / "out"
-    assert here("bench", plan, "--seeds", "1", "--methods", "fedavg_ft", "--out", out, "--jobs", "1") == 0
+    assert here("bench", plan, "--seeds", "1,", "--methods", "fedavg_ft", "--out", out, "--jobs", "1") == 0
     whole = results(undisturbed)
     assert results(out) == {key: each for key, each in whole.items() if each["seed"] == 1 and key.startswith("fedavg")}
     assert here("bench", out / "plan.toml", "--out", out) == 0

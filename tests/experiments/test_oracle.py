@@ -46,10 +46,12 @@ def accuracy(method: APFL, clients: Federation) -> float:
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("sketch", [0, 32])
-def test_with_the_methods_own_settings_it_is_the_method(grouped, sketch):
+@pytest.mark.parametrize(
+    ("sketch", "more"), [(0, {}), (32, {}), (32, {"map": "landmarks", "normalise": "row", "weight": 0.4})]
+)
+def test_with_the_methods_own_settings_it_is_the_method(grouped, sketch, more):
     clients = federation(grouped)
-    method = APFL(d_primary=64, sketch=sketch)
+    method = APFL(d_primary=64, sketch=sketch, **more)
     *_, last = method.rounds(clients.train, 4, 5)
     own = replace(method, **{name: last.chosen[name] for name in ("gamma", "beta", "balance", "tau")})
     table = on_test(own, clients, seed=5)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
 
 from apfl.data.load import Source, load_data
+from apfl.errors import InputError
 from apfl.experiments.cells import cells
 from apfl.experiments.plan import read_plan
 from apfl.experiments.record import read_records
+from apfl.experiments.seeds import seeds_of
 from apfl.experiments.tuning import own_axes
 from apfl.methods import load_method
 from tests.commands import here
@@ -39,7 +46,7 @@ def small(path: Path, n_rows: int, n_classes: int) -> Path:
             "[methods.fedavg]\ntune = true\ntuning_seed = -1",
             "tuning_seed = -1 given; allowed: a whole number from 0 to",
         ),
-        ("threads = 0\n[methods.afl]", "threads = 0 given; allowed: greater than or equal to 1"),
+        ("threads = 0\n[methods.afl]", "threads = 0 given; allowed: a number greater than or equal to 1"),
         ("title = 3\n[methods.afl]", "title = 3 given; allowed: a text"),
         ("on_corrupt = 'drop'\n[methods.afl]", "on_corrupt = 'drop' given; allowed: 'refuse' or 'skip'"),
         ("", "plan: methods is missing; give a table [methods.NAME] for each method"),
@@ -51,7 +58,8 @@ def small(path: Path, n_rows: int, n_classes: int) -> Path:
         ("[methods]", "methods = {} given; allowed: a table [methods.NAME] for each method, at least one"),
         ("protocol = 3\n[methods.afl]", "protocol = 3 given; allowed: a table [protocol], or several [[protocol]]"),
         ("[methods.fedavg]\ntune = {lr = 0.1}", "fedavg: tune = {'lr': 0.1} given; allowed: true, false, or lists of"),
-        ("[methods.fedavg]\nseeds = 3", "fedavg: seeds = 3 given; allowed: a list of whole numbers"),
+        ("[methods.fedavg]\nseeds = 101", "fedavg: seeds = 101 given; allowed: a list of whole numbers"),
+        ("seeds = true\n[methods.afl]", "seeds = True given; allowed: a list of whole numbers"),
         ("[methods.apfll]", "did you mean 'apfl'"),
         ("[methods.apfl]\ngama = 1", "did you mean 'gamma'"),
         ("[methods.apfl]\ngamma = [1.0, -1.0]", "greater than 0"),
@@ -158,6 +166,18 @@ def test_options_replace_the_protocol_in_every_table(tmp_path, capsys):
     assert len(read_records(out)) == 3
 
 
+def test_a_partition_and_a_test_column_replace_those_of_the_plan(tmp_path):
+    data, plan, out = small(tmp_path / "own.npz", 60, 2), tmp_path / "plan.toml", tmp_path / "out"
+    with np.load(data) as arrays:
+        np.savez(data, **arrays, held=np.arange(60) % 3 == 0)
+    plan.write_text("[protocol]\nn_clients = 4\nalpha = 0.5\nminimum = 2\n[methods.afl]\n")
+    words = ["--partition", "iid", "--test-column", "held", "--out", out, "--jobs", "1", "--seeds", "0,"]
+    assert here("bench", plan, "--data", data, *words) == 0
+    (record,) = read_records(out)
+    assert (record.partition, record.n_clients, sum(record.n_test)) == ("iid", 4, 20)
+    assert here("bench", plan, "--data", data, "--partition", "iidd", "--dry-run") == 2
+
+
 def test_a_trial_of_few_rounds_finetunes_no_longer_than_it_trains(tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text(
@@ -187,6 +207,69 @@ def test_an_oracle_is_a_method_of_its_own_in_records(tmp_path, capsys):
     capsys.readouterr()
     assert here("rerun", next(out.glob("cells/apfl_oracle-*"))) == 0
     assert "matched: apfl_oracle" in capsys.readouterr().out
+
+
+def test_a_number_of_seeds_is_the_same_everywhere(tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text("seeds = 3\n[methods.afl]\n[methods.central]\nseeds = 2\n")
+    found = [(cell.name, cell.seed) for cell in cells(read_plan(plan))]
+    assert sorted(found) == [("afl", 0), ("afl", 1), ("afl", 2), ("central", 0), ("central", 1)]
+    for three in (3, [0, 1, 2], "3", "0,1,2", range(3), np.arange(3)):
+        assert seeds_of(three) == [0, 1, 2]
+    assert seeds_of("7,") == seeds_of([7]) == [7]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (101, r"seeds=101 given; how many seeds is a number from 1 to 100.* is a list: seeds=\[101\]"),
+        ("2026", "--seeds '2026' given; how many .* is a list: --seeds 2026,"),
+        (-1, "how many seeds is a number from 1"),
+        ([], "differ from each other"),
+        ([0.5], r"seeds=\[0.5\] given; allowed: a list of whole numbers"),
+        (None, "seeds=None given; allowed: a list of whole numbers"),
+        (",", "whole numbers with commas"),
+    ],
+)
+def test_other_seeds_are_refused(given, says):
+    with pytest.raises(InputError, match=says):
+        seeds_of(given)
+
+
+def test_a_number_of_seeds_tunes_on_the_first(tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text("seeds = [4]\n[methods.ditto]\ntune = true\nseeds = 2\n")
+    assert {cell.tuning_seed for cell in cells(read_plan(plan, seeds=[8, 9]))} == {0}
+
+
+@pytest.mark.parametrize("name", ["own", "own.toml", "experiments/own.toml"])
+def test_plans_that_come_with_apfl_are_found_by_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_plan(Path(name)) == read_plan(OWN)
+
+
+def test_the_plan_of_the_readme_is_in_an_installed_package(tmp_path):
+    """The package as a wheel lays it out, without the source tree: the README's first command finds its plan."""
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for package in wheel["packages"]:
+        copytree(ROOT / package, tmp_path / "site" / Path(package).name)
+    for source, target in wheel["force-include"].items():
+        copytree(ROOT / source, tmp_path / "site" / target)
+    data = small(tmp_path / "features.npz", 90, 3)
+    command = [sys.executable, "-m", "apfl", "bench", "experiments/own.toml", "--data", str(data), "--dry-run"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cells on features.npz" in done.stderr
+
+
+def test_a_file_goes_before_a_plan_that_comes_with_apfl(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.toml").write_text("[methods.afl]\n")
+    assert list(read_plan(Path("own.toml")).methods) == ["afl"]
+    for missing in (tmp_path / "own.toml.toml", Path("elsewhere/own.toml"), Path("owm")):
+        with pytest.raises(InputError, match=r"cannot read the plan .*; give a file, or one of: auto-cifar100, .*own"):
+            read_plan(missing)
 
 
 def test_a_methods_own_first_seed_tunes_it(tmp_path):

@@ -15,10 +15,12 @@ from tests.stress import (
     TROUBLES,
     Case,
     cases,
+    doubled,
     draw,
     hits_of_apfl,
     hits_of_estimator,
     hits_of_federation,
+    hits_of_landmarks,
     judge,
 )
 
@@ -33,6 +35,7 @@ def quick(case: Case) -> bool:
 def sample() -> list[Case]:
     """The first quick cases of each trouble, by a rule that knows no result; the same on every machine."""
     drawn = [case for case in cases(200, data=("made", "digits", "wine", "breast_cancer")) if quick(case)]
+    drawn += doubled(drawn)
     return [case for trouble in TROUBLES for case in [c for c in drawn if c.trouble == trouble][:EACH]]
 
 
@@ -69,6 +72,13 @@ def test_the_default_is_good_and_honest_with_features_of_images(case):
     if not (SHARED / FILES[case.data]).is_file():
         pytest.skip(f"{FILES[case.data]} is not in {SHARED}")
     test_the_default_is_good_and_honest(case)
+
+
+@pytest.mark.parametrize("case", params(SMALL))
+def test_landmarks_are_good_and_honest(case):
+    verdict = judge(*draw(case), hits_of_landmarks)
+    assert verdict.good, verdict
+    assert verdict.honest, verdict
 
 
 @pytest.mark.parametrize("case", params(SMALL))

@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from apfl.data.federation import Shard
 from apfl.federate import Coordinator, Publication, Site, Terms
 from apfl.federate.messages import Broadcast, open_publication
+from apfl.maths.alone import Comparison
 from apfl.methods.apfl import APFL
 
 NAMES = ("ant", "bee", "cat")
 FIXED = APFL(d_primary=40, d_refinement=24, gamma=1.0, beta=1.0, balance=0.5, tau=0.0, normalise="root")
 AUTO = APFL(d_primary=40, d_refinement=24, normalise="root")
+LANDMARKS = APFL(d_primary=40, map="landmarks", bits=16, normalise="columns")
 
 
 def draw_shard(n: int, seed: int, n_features: int = 8, dtype: torch.dtype = torch.float64) -> Shard:
@@ -34,11 +37,29 @@ def make_sites(folder: Path, sizes: tuple[int, ...] = (30, 70, 20, 55)) -> list[
     ]
 
 
-def contribute(server: Coordinator, sites: list[Site]) -> bytes:
-    """Describe, settle, send statistics; the agreement."""
+def keep_the_primary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No site goes alone: some of these have rows enough by themselves, and their models would be another matter."""
+    monkeypatch.setattr(Comparison, "goes_alone", False)
+
+
+def describe(server: Coordinator, sites: list[Site]) -> bytes:
+    """Describe and settle, with landmarks from everyone's moments if there are any; the agreement."""
     for site in sites:
         assert server.describe(site.describe(server.invitation()), site.name).ok
+    if server.draft.landmarked:
+        outline = server.outline()
+        for site in sites if server.spreading else ():
+            receipt = server.spread(site.spread(outline), site.name)
+            assert receipt.ok, receipt
     agreement = server.settle()
+    for site in sites if server.draft.landmarked else ():
+        site.keep_landmarks(agreement, server.landmarks())
+    return agreement
+
+
+def contribute(server: Coordinator, sites: list[Site]) -> bytes:
+    """Describe, settle, send statistics; the agreement."""
+    agreement = describe(server, sites)
     for site in sites:
         receipt = server.accept(site.statistics(agreement), site.name)
         assert receipt.ok, receipt

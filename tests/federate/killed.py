@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -31,7 +32,7 @@ from apfl.federate.messages import open_choice
 from apfl.federate.terms import Description, settle
 from apfl.federate.wire import sha256
 from apfl.methods.apfl import APFL
-from tests.federate.federation_toys import AUTO, NAMES, make_sites, seen
+from tests.federate.federation_toys import AUTO, LANDMARKS, NAMES, make_sites, seen
 
 LEAVES = "site-2"
 SHM = "/dev/shm"
@@ -51,9 +52,11 @@ class Told:
         return self.path.read_text().splitlines() if self.path.exists() else []
 
 
-def drive(folder: Path, sites: list[Site], keep: bool, told: Told, on_open: Callable[[Coordinator], None]) -> Any:
+def drive(
+    folder: Path, sites: list[Site], keep: bool, told: Told, on_open: Callable[[Coordinator], None], method: APFL = AUTO
+) -> Any:
     """A whole federation, as a transport would drive it: whatever is there already is not asked for again."""
-    terms = Terms("f", method=AUTO, class_names=NAMES, quorum=3, keep_contributions=keep)
+    terms = Terms("f", method=method, class_names=NAMES, quorum=3, keep_contributions=keep)
     server = Coordinator(folder, terms)
     on_open(server)
     state = {row["name"]: row for row in server.status()["clients"]}
@@ -62,13 +65,22 @@ def drive(folder: Path, sites: list[Site], keep: bool, told: Told, on_open: Call
     def asked(what: str, site: Site) -> None:
         assert f"{what} {site.name}" not in told.lines(), f"{site.name} was asked again for its {what}"
 
-    if not server.settled:
+    if not (server.settled or server.spreading):
         for site in sites:
             if state.get(site.name, {}).get("described") is None:
                 asked("description", site)
                 assert server.describe(site.describe(server.invitation()), site.name).ok
                 told.note("description", site.name)
+    if terms.landmarked and not server.settled:
+        outline = server.outline()
+        for site in sites:
+            if site.name not in server.ledger.answered("spreads"):
+                asked("spread", site)
+                assert server.spread(site.spread(outline), site.name).ok
+                told.note("spread", site.name)
     agreement = server.settle()
+    for site in sites if terms.landmarked else ():
+        site.keep_landmarks(agreement, server.landmarks())
     for site in sites:
         if site.name == LEAVES and gone:
             continue
@@ -146,16 +158,16 @@ def in_child(work: Callable[[], Any], kill_after: float | None = None) -> tuple[
     return (os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0), (json.loads(said) if said else None)
 
 
-def kill(how: str, keep: bool, stride: int) -> dict[str, Any]:
+def kill(how: str, keep: bool, stride: int, method: APFL) -> dict[str, Any]:
     # A kill loses nothing that was written, so memory will do as a disk, and is faster.
     home = Path(mkdtemp(dir=SHM if Path(SHM).is_dir() else None))
     sites = make_sites(home, (30, 45, 20, 50))
     counted = [0]
-    in_child(lambda: drive(home / "first", sites, keep, Told(home / "first.txt"), lambda server: None))
+    in_child(lambda: drive(home / "first", sites, keep, Told(home / "first.txt"), lambda server: None, method))
 
     def uninterrupted() -> Any:
         on_open = count_steps(0, counted)
-        return drive(home / "plain", sites, keep, Told(home / "plain.txt"), on_open), counted[0]
+        return drive(home / "plain", sites, keep, Told(home / "plain.txt"), on_open, method), counted[0]
 
     began = time.monotonic()
     expected, n_steps = in_child(uninterrupted)[1]
@@ -167,12 +179,13 @@ def kill(how: str, keep: bool, stride: int) -> dict[str, Any]:
 
         def victim(moment: int = moment, folder: Path = folder, told: Told = told) -> Any:
             on_open = count_steps(moment, [0]) if how == "steps" else (lambda server: None)
-            return drive(folder, sites, keep, told, on_open)
+            return drive(folder, sites, keep, told, on_open, method)
 
         after = None if how == "steps" else rng.uniform(0, 1.1 * seconds)
         died, _ = in_child(victim, after)
         killed += died == signal.SIGKILL
-        _, result = in_child(lambda folder=folder, told=told: drive(folder, sites, keep, told, lambda server: None))
+        again = partial(drive, folder, sites, keep, told, lambda server: None, method)
+        _, result = in_child(again)
         if result != expected:
             wrong.append(moment)
         shutil.rmtree(folder)
@@ -206,4 +219,5 @@ if __name__ == "__main__":
     if what == "memory":
         print(json.dumps(memory(int(rest[0]), int(rest[1]), rest[2] == "keep")))
     else:
-        print(json.dumps(kill(what, rest[0] == "keep", int(rest[1]))))
+        method = LANDMARKS if "landmarks" in rest else AUTO
+        print(json.dumps(kill(what, rest[0] == "keep", int(rest[1]), method)))

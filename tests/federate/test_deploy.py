@@ -31,7 +31,18 @@ from apfl.maths.ridge import Statistics, one_hot, statistics
 from apfl.maths.wire import statistics_bytes
 from apfl.methods.apfl import APFL
 from apfl.models.dual_stream import DualStream
-from tests.federate.federation_toys import AUTO, FIXED, NAMES, contribute, draw_shard, make_sites, same, seen, tabulate
+from tests.federate.federation_toys import (
+    AUTO,
+    FIXED,
+    NAMES,
+    contribute,
+    draw_shard,
+    keep_the_primary,
+    make_sites,
+    same,
+    seen,
+    tabulate,
+)
 
 # ------------------------------------------------------------------------------------------ what comes out
 
@@ -63,9 +74,15 @@ def test_the_primary_is_central_ridge(tmp_path):
     ],
     ids=lambda method: f"{method.scope}-{method.refinement}-{method.normalise}-{method.gamma}",
 )
-def test_personal_models_are_those_of_the_method(tmp_path, method):
+def test_personal_models_are_those_of_the_method(tmp_path, method, monkeypatch):
+    """With the settings that the server chose: it bounds tables before it adds them, and the method does not."""
+    keep_the_primary(monkeypatch)
     sites = make_sites(tmp_path)
     made = simulate(sites, Terms("f", method=method, seed=3), tmp_path / "server")
+    if method.scope == "federation":
+        with Coordinator(tmp_path / "server") as server:
+            beta, balance, tau = open_choice(server.choose(), server.terms).setting
+        method = replace(method, beta=beta, balance=balance, tau=tau)
     *_, last = method.rounds([site.train for site in sites], 3, 3)
     for path, model in zip(made.models, last.models, strict=True):
         loaded = DualStream.load(path)
@@ -360,7 +377,8 @@ def test_late_clients_are_folded_in_by_cohorts(tmp_path):
         assert server.publish().number == 2
 
 
-def test_joining_after_training_needs_only_the_publication(tmp_path):
+def test_joining_after_training_needs_only_the_publication(tmp_path, monkeypatch):
+    keep_the_primary(monkeypatch)
     sites = make_sites(tmp_path)
     method = replace(AUTO, tau=0.2)
     terms = Terms("f", method=method)
@@ -448,7 +466,8 @@ def with_rare_class(folder: Path) -> Site:
     return Site(folder, "rare", Shard(shard.features, labels), NAMES, draw_shard(30, 5))
 
 
-def test_classes_with_too_few_rows_are_withheld(tmp_path):
+def test_classes_with_too_few_rows_are_withheld(tmp_path, monkeypatch):
+    keep_the_primary(monkeypatch)
     rare, common = with_rare_class(tmp_path / "sites"), make_sites(tmp_path, (50,))[0]
     with Coordinator(tmp_path / "server", Terms("f", method=AUTO)) as server:
         agreement = contribute(server, [rare, common])
@@ -521,7 +540,8 @@ def test_changed_terms_are_refused_by_the_site(tmp_path):
 # --------------------------------------------------------------------------------------- the client's own
 
 
-def test_the_personal_model_works_offline(tmp_path, capsys):
+def test_the_personal_model_works_offline(tmp_path, capsys, monkeypatch):
+    keep_the_primary(monkeypatch)
     rng = np.random.default_rng(0)
     for name in ("a", "b"):
         shard = draw_shard(120, ord(name))

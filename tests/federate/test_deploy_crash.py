@@ -40,6 +40,13 @@ def test_killed_at_some_steps(keep):
     assert report["killed"] == report["moments"] >= 8
 
 
+@pytest.mark.parametrize("keep", ["keep", "sum"])
+def test_a_landmark_federation_killed_at_some_steps(keep):
+    report = killed("steps", keep, "37", "landmarks")
+    check(report, keep)
+    assert report["killed"] == report["moments"] >= 8
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", ["keep", "sum"])
 def test_killed_at_every_step(keep):

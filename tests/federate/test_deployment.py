@@ -43,7 +43,7 @@ def published(server: Path, number: int | None = None) -> tuple[torch.Tensor, fl
     try:
         row = [row for row in ledger.publications() if number in (None, row["number"])][-1]
         terms = Terms.from_json(ledger.get("terms"))
-        data = ledger.blobs.read(row["blob"])
+        data = ledger.blobs.read(row["blob"], row["sha256"])
         members = list(ledger.members(row["number"]))
         return open_publication(data, terms).weights, row["gamma"], terms, members
     finally:
@@ -223,10 +223,14 @@ def test_a_late_site_is_folded_in_and_leaves_without_a_trace(federation):
     federation.write("e")
     federation.apfl("federate", "keys", federation.folder / "keys", "--site", "e")
     federation.until(lambda: "admitted e" in federation.log("server"), "the server to admit e")
+    assert "e" not in federation.json("federate", "status", federation.folder)["contacts"]
     federation.join("e")
     federation.connected("e")
+    contacts = federation.json("federate", "status", federation.folder)["contacts"]
+    assert [name for name, contact in contacts.items() if contact["connected"]] == ["a", "b", "c", "d", "e"]
     federation.finish(federation.run())
     assert_central(federation, ["a", "b", "c", "d", "e"])
+    assert f"publication 2 of server: {federation.root}/e/site/server/e/model.safetensors" in federation.log("e")
     assert answers(federation, "statistics") == dict.fromkeys("abcde", 1)
     assert asked_after_accepted(federation, "statistics") == []
     assert read(federation.root / "a" / "site" / "server" / "a" / "model.safetensors")
@@ -235,6 +239,7 @@ def test_a_late_site_is_folded_in_and_leaves_without_a_trace(federation):
     assert evidence["deleted"] == [2]
     assert evidence["holders"] == ["a", "b", "c", "d"]
     assert "e" not in json.loads((federation.folder / "flower" / "registered.json").read_text())
+    federation.until(lambda: "e has left the federation at 127.0.0.1" in federation.log("e"), "e to be told")
     # As if it had never been there, to the last bit: the sum is of integers.
     assert torch.equal(assert_central(federation, ["a", "b", "c", "d"]), before)
 

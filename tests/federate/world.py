@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from apfl.data.federation import Shard
+from apfl.methods import method_class
 
 APFL = [sys.executable, "-c", "from apfl.cli import main; main()"]
 CLASSES = [str(i) for i in range(10)]
@@ -242,7 +244,7 @@ class World:
             time.sleep(pause)
 
 
-METHOD = {"d_primary", "d_refinement", "gamma", "beta", "balance", "tau", "scope", "refinement", "sketch"}
+METHOD = {field.name for field in fields(method_class("apfl"))}  # the others are options of the command
 
 
 @contextmanager

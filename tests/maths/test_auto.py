@@ -17,7 +17,7 @@ import apfl.maths.gcv as gcv_room
 from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths import machine
-from apfl.maths.gcv import Path, choose_gamma
+from apfl.maths.gcv import Path, choose_gamma, feature_energy
 from apfl.maths.hits import FEW_HITS, Grid, _with_neighbours, choose, grid, hits, local_prior
 from apfl.maths.leaveout import ECHO, LeftOut, fit_refinement, hat_basis, leverage_sketch, whiten
 from apfl.maths.personalise import MOST_NOISE, Rows, leave_out, solve_primary, width_for
@@ -52,21 +52,34 @@ def test_gcv_from_statistics_is_gcv_from_rows(n, d, seed):
             assert score == math.inf
 
 
-def test_one_factorisation_a_point_gives_the_same_curve(monkeypatch):
-    phi, y = rows(300, 200, 3, 0)
-    stats = statistics(phi, y)
+@pytest.mark.parametrize("d", [40, 200, 2 * 64 + 3])
+def test_a_band_form_gives_the_same_curve(monkeypatch, d):
+    stats = statistics(*rows(300, d, 3, 0))
     exact = choose_gamma(stats)
     monkeypatch.setattr(gcv_room, "EIGEN_WIDTH", 0)
-    sketched = choose_gamma(stats)
-    by_gamma = dict(zip(exact.gammas, exact.scores, strict=True))
-    for gamma, score in zip(sketched.gammas, sketched.scores, strict=True):
-        if gamma in by_gamma and gamma > 0.1 * exact.lowest:
-            # The trace of 200 numbers from 64 vectors is known to about sqrt(2 / 64 / 200) = 1.3 % of itself.
-            assert score == pytest.approx(by_gamma[gamma], rel=0.06)
+    by_band = choose_gamma(stats)
+    assert by_band.gammas == exact.gammas
+    assert by_band.scores == pytest.approx(exact.scores, rel=1e-9)
+    assert by_band.distinct_rows == pytest.approx(exact.distinct_rows, rel=1e-9)
 
 
-def test_gamma_from_factorisations_does_not_fall_for_its_own_noise(monkeypatch):
-    """With a few rows less than columns both parts of GCV vanish with gamma; a sketched trace cannot tell how fast."""
+@pytest.mark.parametrize("width", [1024, 0], ids=["eigenvalues", "band"])
+def test_gamma_stands_clear_of_a_negative_eigenvalue(monkeypatch, width):
+    """Statistics that travelled as integers may have one: no gamma below ten times its size is admitted."""
+    monkeypatch.setattr(gcv_room, "EIGEN_WIDTH", width)
+    stats = statistics(*rows(300, 20, 3, 0))
+    values, vectors = torch.linalg.eigh(stats.autocorrelation)
+    unit = feature_energy(stats)
+    values[0] = -0.02 * unit
+    path = choose_gamma(replace(stats, autocorrelation=vectors @ torch.diag(values) @ vectors.T))
+    below = [score for gamma, score in zip(path.gammas, path.scores, strict=True) if gamma < 0.19 * unit]
+    above = [score for gamma, score in zip(path.gammas, path.scores, strict=True) if gamma > 0.21 * unit]
+    assert all(score == math.inf for score in below)
+    assert all(map(math.isfinite, above))
+
+
+def test_gamma_does_not_fall_to_the_edge_with_fewer_rows_than_columns(monkeypatch):
+    """Both parts of GCV vanish with gamma there."""
     rng = np.random.default_rng(0)
     z = rng.normal(size=(560, 60))
     phi = torch.from_numpy(np.maximum(z @ rng.normal(size=(60, 600)), 0))
@@ -74,20 +87,10 @@ def test_gamma_from_factorisations_does_not_fall_for_its_own_noise(monkeypatch):
     stats = statistics(phi, one_hot(torch.from_numpy(labels), 3))
     exact = choose_gamma(stats)
     monkeypatch.setattr(gcv_room, "EIGEN_WIDTH", 0)
-    sketched = choose_gamma(stats)
-    assert 0.3 < sketched.lowest / exact.lowest < 3.2  # a point of the path further at most
-    assert not math.isfinite(sketched.scores[0])
-
-
-@pytest.mark.parametrize(("gamma", "tightness"), [(10.0, 20), (1000.0, 1.2), (1e6, 1.2)])
-def test_a_sketched_df_strays_no_further_than_the_spread_it_states(gamma, tightness):
-    """m Gaussian probes of a trace have standard deviation sqrt(2 / m) |.|_F; the spread is a bound that they know."""
-    phi, y = rows(300, 30, 3, 0)
-    fit = gcv_room._by_factorisation(statistics(phi, y))(gamma)
-    unfitted = gamma * torch.linalg.inv(phi.T @ phi + gamma * torch.eye(30, dtype=torch.float64))
-    deviation = math.sqrt(2 / gcv_room.TRACE_SKETCH) * float(unfitted.norm())
-    assert abs(fit.df - 30 + float(unfitted.trace())) <= 5 * deviation
-    assert 0.8 * deviation <= fit.spread <= tightness * deviation  # the bound itself is of a sketched trace
+    by_band = choose_gamma(stats)
+    assert by_band.lowest == exact.lowest
+    assert by_band.chosen == exact.chosen
+    assert not math.isfinite(by_band.scores[0])
 
 
 def test_exact_leverage_is_not_clipped_as_a_sketched_one_is():
@@ -183,20 +186,46 @@ def test_the_prior_that_judges_a_row_knows_nothing_of_its_group():
 
 def test_ties_go_to_the_most_cautious_setting():
     tried = Grid([1.0, 2.0], [0.0, 0.5], [0.0, 0.1])
-    assert choose(torch.ones(2, 2, 2), tried) == (2.0, 0.0, 0.0)
+    assert choose(torch.ones(2, 2, 2), tried, 1) == (2.0, 0.0, 0.0)
     table = torch.zeros(2, 2, 2)
     table[0, 1, 1] = FEW_HITS
-    assert choose(table, tried) == (1.0, 0.5, 0.1)
+    assert choose(table, tried, 2 * FEW_HITS) == (1.0, 0.5, 0.1)
 
 
-def test_a_spike_beats_a_plateau():
+def test_a_plateau_beats_a_spike_of_few_rows():
     tried = Grid([1.0, 2.0, 4.0], [step / 10 for step in range(9)], [0.0])
     table = torch.full((3, 9, 1), 80)
     table[:, 5:8] = 90  # the plateau: 90 with its neighbours at balance 0.6
     table[0, 1, 0] = 93  # the spike, between 80s
-    assert choose(table, tried) == (4.0, 0.6, 0.0)
+    assert choose(table, tried, 120)[1:] == (0.6, 0.0)
     # Of many rows a lead is no chance.
-    assert choose(100 * table, tried) == (1.0, 0.1, 0.0)
+    assert choose(100 * table, tried, 12_000) == (1.0, 0.1, 0.0)
+
+
+def test_of_few_rows_it_is_the_middle_of_the_settings_that_are_about_as_good():
+    """So one hit more or less at either end of a plateau moves the choice by a step at most."""
+    tried = Grid([1.0], [step / 10 for step in range(11)], [0.0])
+    table = torch.full((1, 11, 1), 60)
+    table[0, 2:9, 0] = 100
+    assert choose(table, tried, 150) == (1.0, 0.5, 0.0)
+    for end in (2, 8):
+        more = table.clone()
+        more[0, end, 0] += 1
+        assert abs(choose(more, tried, 150)[1] - 0.5) < 0.11
+    assert choose(100 * more, tried, 15_000) == (1.0, 0.8, 0.0)  # of many rows a lead is no chance
+
+
+def test_how_good_about_as_good_is_depends_on_the_misses():
+    """Two models that get nearly all rows right differ on few: then three hits are a lead."""
+    tried = Grid([1.0], [step / 10 for step in range(11)], [0.0])
+    table = torch.linspace(90, 100, 11).round().long()[None, :, None]
+    assert choose(table, tried, 100)[1] > choose(table, tried, 400)[1]
+
+
+def test_along_an_axis_that_makes_no_difference_the_choice_is_cautious():
+    tried = Grid([1.0, 2.0, 4.0], [0.0, 0.1, 0.2], [0.0, 0.5])
+    table = torch.tensor([10, 30, 10])[None, :, None].expand(3, 3, 2).clone()
+    assert choose(table, tried, 40) == (4.0, 0.1, 0.0)
 
 
 def test_a_setting_at_the_edge_counts_fewer_neighbours_as_misses():
@@ -206,11 +235,11 @@ def test_a_setting_at_the_edge_counts_fewer_neighbours_as_misses():
     table[0, :, 0] = torch.tensor([9.0, 9, 0, 3, 6])
     expected = torch.tensor([9, 6, 4, 3, 4.5]).double() * 1e6
     assert torch.equal(_with_neighbours(table)[0, :, 0], expected)
-    assert choose(table, Grid([3.0], [0.0, 0.1, 0.2, 0.3, 0.4], [0.5])) == (3.0, 0.0, 0.5)
+    assert choose(table, Grid([3.0], [0.0, 0.1, 0.2, 0.3, 0.4], [0.5]), 9) == (3.0, 0.0, 0.5)
 
 
 def test_a_grid_of_one_setting_has_no_choice():
-    assert choose(torch.tensor([[[0]]]), Grid([3.0], [0.2], [0.1])) == (3.0, 0.2, 0.1)
+    assert choose(torch.tensor([[[0]]]), Grid([3.0], [0.2], [0.1]), 5) == (3.0, 0.2, 0.1)
     assert _with_neighbours(torch.tensor([[[5]]])).tolist() == [[[5e6]]]
 
 
@@ -220,6 +249,9 @@ def test_the_only_row_of_a_client_decides_its_prior():
     lead = [float((prior := local_prior(counts, total_counts, 0.03))[0] - prior[1]) for counts in (one, many)]
     assert lead[0] == pytest.approx(math.log(2))  # (1 + 1) / (0 + 1)
     assert lead[1] == pytest.approx(math.log(1000.03 / 0.03))  # by the smoothing itself
+    # Everyone's counts are smoothed, too: a class that nobody has is no reason for infinity.
+    rare = local_prior(many, torch.tensor([100.0, 1.0, 0.0]).double(), 0.5)
+    np.testing.assert_allclose(rare, np.log(np.array([1000.5, 0.5, 0.5]) / np.array([100.5, 1.5, 0.5])))
     # Without rows, as when the only one is left out, nothing is said about any class.
     none = local_prior(torch.zeros(2, 3).double(), total_counts.expand(2, 3), 0.03)
     assert torch.equal(none, none[0, 0].expand(2, 3))
@@ -231,6 +263,14 @@ def test_the_only_row_of_a_client_decides_its_prior():
 def test_a_fixed_setting_is_not_searched_and_tables_stay_small():
     assert grid(1.0, beta=2.0, balance=None, tau=0.0).shape == (1, 14, 1)
     assert math.prod(grid(1.0, beta=None, balance=None, tau=None).shape) <= 2000
+
+
+def test_the_default_grid_is_the_documented_one():
+    tried = grid(50.0, beta=None, balance=None, tau=None)
+    np.testing.assert_allclose(tried.betas, 50 * np.logspace(-2, 1, 7))  # three decades, by halves
+    np.testing.assert_allclose(tried.balances, np.arange(14) / 10)
+    assert list(tried.taus) == [0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.17, 0.25]
+    assert tried.index((tried.betas[2], tried.balances[5], tried.taus[8])) == (2, 5, 8)
 
 
 def skewed(n_clients: int = 6, n: int = 60, seed: int = 0) -> list[Shard]:
@@ -306,9 +346,9 @@ FIXED = {"beta": 1.0, "balance": 0.5, "tau": 0.1, "gamma": 1.0, "normalise": "ro
 @pytest.mark.parametrize(
     ("settings", "exchanges", "up", "down"),  # bytes up and down of each client, beyond statistics, echo and primary
     [
-        ({}, 3, 8 * (1 + 2 * L) + 8 * 7 * 14 * 9, 16 * L + 8 * (D * 128)),
-        ({"sketch": 16}, 3, 8 * (1 + 2 * L) + 8 * 7 * 14 * 9, 16 * L + 8 * (D * 16)),
-        ({"sketch": 0}, 3, 8 * (1 + 2 * L) + 8 * 7 * 14 * 9, 16 * L + 8 * (D * (D + 1) // 2)),
+        ({}, 3, 8 * (1 + 2 * L + 3) + 8 * 7 * 14 * 9, 16 * L + 8 * (D * 128)),
+        ({"sketch": 16}, 3, 8 * (1 + 2 * L + 3) + 8 * 7 * 14 * 9, 16 * L + 8 * (D * 16)),
+        ({"sketch": 0}, 3, 8 * (1 + 2 * L + 3) + 8 * 7 * 14 * 9, 16 * L + 8 * (D * (D + 1) // 2)),
         ({"normalise": "row"}, 2, 8 + 8 * 7 * 14 * 9, 8 * (D * 128)),
         ({"normalise": "row", "scope": "client"}, 1, 8, 8 * (D * 128)),
         ({"normalise": "row", "tau": 0.1}, 2, 8 + 8 * 7 * 14, 8 * (D * 128)),
@@ -399,6 +439,25 @@ def test_gamma_keeps_some_ridge_where_the_curve_is_flat():
     assert path.lowest / 10**0.51 <= path.chosen <= path.lowest
 
 
+@pytest.mark.parametrize("n", [60, 300])
+def test_the_curve_has_every_decade_and_quarters_of_one_around_the_lowest(n):
+    stats = statistics(*rows(n, 20, 3, 0))
+    path = choose_gamma(stats)
+    unit = float(stats.autocorrelation.trace()) / n  # the mean squared length of a row
+    decades = np.log10(np.array(path.gammas) / unit).round(9).tolist()
+    assert decades == sorted(set(decades))
+    assert set(range(-6, 3)) <= set(decades)
+    assert (decades[0], decades[-1]) == (-6, 2)
+    at = path.gammas.index(path.lowest)
+    assert decades[at] - decades[at - 1] == 0.25
+    assert at == len(decades) - 1 or decades[at + 1] - decades[at] == 0.25
+    # By halves of a decade first, then by quarters, with more points on the side that may be chosen.
+    half = min((i for i, decade in enumerate(decades) if 2 * decade % 1 == 0), key=lambda i: path.scores[i])
+    around = [decade - decades[half] for decade in decades if 4 * decade % 2 == 1]
+    assert around == [step for step in (-0.75, -0.25, 0.25) if decades[half] + step <= 2]
+    assert len(decades) - len(around) <= 9 + 2
+
+
 def test_a_sketch_that_overshoots_does_not_flip_a_groups_residuals():
     phi, y = rows(80, 70, 3, 0)
     factor = factorise(statistics(phi, y), 0.05)
@@ -446,10 +505,14 @@ def test_a_sketch_as_good_as_the_factor_gives_its_table():
 def test_rows_that_the_primary_has_not_seen_count_to_everyone():
     phi, y = rows(30, 5, 3, 0)
     late = Rows(phi[:4], phi[:4], torch.tensor([0, 0, 2, 2]), seen=torch.tensor([True, True, False, False]))
-    shared = solve_primary(statistics(phi, y), 1.0).shared
+    shared = solve_primary(statistics(phi, y), 1.0).with_leverage(0, 0)
     own, everyone = shared.counts(late)
     assert own.tolist() == [2, 0, 2]
     assert (everyone - y.sum(0)).tolist() == [0, 0, 2]
+    # And they have no leverage in it.
+    known = shared.whitened(replace(late, seen=None))
+    assert torch.equal(shared.whitened(late), torch.cat([known[:2], 0 * known[2:]]))
+    assert known[2:].any()
 
 
 def test_left_out_scores_are_those_of_leaving_out():

@@ -93,6 +93,17 @@ def by_pairs(left_out: LeftOut, groups: Tensor, beta: float) -> Tensor:
     return result
 
 
+@pytest.mark.parametrize("most", [4, 1024])
+def test_blocks_are_few_and_little_larger_than_the_rows_they_hold(monkeypatch, most):
+    monkeypatch.setattr(leaveout_groups, "BLOCK_ROWS", most)
+    none = torch.zeros(N, 1).double()
+    blocks = leaveout_groups.Groups(MIXED, none, none, none, 1.0)._blocks
+    assert sum(b.count * b.size for b in blocks) <= 2**0.5 * N
+    assert all(b.count == 1 or b.count * b.size <= most for b in blocks)
+    if most > N:
+        assert len(blocks) == 5  # of sizes 1, 2, 3 and 4 together, 5, 18
+
+
 @pytest.mark.parametrize("m", [3, 12, 48])
 @pytest.mark.usefixtures("blocks")
 def test_a_sketch_is_clipped_group_by_group(m):
@@ -147,3 +158,15 @@ def test_a_hat_basis_is_orthonormal_whatever_the_spectrum():
     torch.testing.assert_close(hat.basis.square().sum(0), torch.ones(12, dtype=torch.float64), rtol=1e-12, atol=0)
     # Rounding of psi itself moves its shortest direction by 1e-16 / 1e-4.5.
     torch.testing.assert_close(hat.values.sqrt().flip(0), lengths, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize(("n", "d"), [(6, 3), (3, 6)])
+def test_a_hat_basis_has_as_many_values_as_the_rows_have_directions(n, d):
+    assert not hat_basis(torch.zeros(n, d)).values.any()
+    psi, _ = rows(n, d, 2, 0)
+    assert int((hat_basis(psi).values > 0).sum()) == 3
+    psi[1:] = psi[0]
+    alike = hat_basis(psi)
+    assert int((alike.values > 0).sum()) == 1
+    torch.testing.assert_close(alike.values.sum(), psi.square().sum())
+    assert bool(torch.isfinite(alike.basis).all())

@@ -14,12 +14,17 @@ from apfl.maths.wire import nbytes
 from tests.maths.test_ridge import rows
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(1, 25), st.integers(0, 99))
-def test_the_papers_recursion_is_the_sum(ns, d, seed):
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    st.integers(1, 25),
+    st.sampled_from([0.7, 1.0, 3.0]),
+    st.integers(0, 99),
+)
+def test_the_papers_recursion_is_the_sum(ns, d, gamma, seed):
     parts = [statistics(*rows(n, d, 3, seed + k)) for k, n in enumerate(ns)]
-    folded = fold([upload(part, 1.0) for part in parts], 1.0)
+    folded = fold([upload(part, gamma) for part in parts], gamma)
     # Each of up to six folds multiplies rounding by a condition number of up to 1e2 here.
-    torch.testing.assert_close(folded, solve(total(parts), 1.0), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(folded, solve(total(parts), gamma), rtol=1e-8, atol=1e-9)
 
 
 @given(st.integers(1, 20), st.integers(1, 15), st.integers(0, 99))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apfl.errors import InputError
+from apfl.maths import ridge
 from apfl.maths.ridge import Statistics, accumulate, gram, one_hot, solve, statistics, total
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=6)
@@ -83,10 +85,10 @@ def test_wide_statistics_are_mirrored_across_blocks():
 
 
 @pytest.mark.parametrize(("n", "d"), [(3, 8), (8, 3), (5, 5)])
-def test_gram_is_the_lower_triangle_of_the_smaller_product(n, d):
+def test_gram_is_the_smaller_product(n, d):
     phi, _ = rows(n, d, 2, 0)
     expected = phi @ phi.T if n < d else phi.T @ phi
-    torch.testing.assert_close(gram(phi).tril(), expected.tril(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gram(phi), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_memory_does_not_grow_with_streamed_rows():
@@ -152,6 +154,101 @@ def test_statistics_that_contradict_themselves_are_refused():
         one_hot(torch.tensor([0, 2]), 2)
     with pytest.raises(InputError, match="at least one"):
         total([])
+    with pytest.raises(InputError, match="at least one batch"):
+        accumulate([])
+
+
+def test_copies_and_echoes_add_up_unless_one_is_not_known():
+    plain = statistics(*rows(5, 4, 2, 0))
+    one, two = (replace(plain, n_copies=k, echo=torch.tensor([k, 1])) for k in (1, 2))
+    for both in (total([one, two]), one + two):
+        assert (both.n_copies, both.echo.tolist()) == (3, [3, 2])
+    assert ((one + two) - two).echo.tolist() == [1, 1]
+    for pair in ([one, plain], [plain, one]):
+        assert total(pair).echo is None
+        assert (pair[0] + pair[1]).echo is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "n", "energy", "copies", "fits"),
+    [
+        ([1.0, 2.0], 3, 3.0, 0, True),
+        ([1.0, 2.0], 3, 1.8, 3, True),  # smoothed targets have less energy; all rows may be copies
+        ([0.0, 0.0], 0, 0.0, 0, True),  # nothing is left
+        ([-1e-8, 3.0], 3, 3.0, 0, True),  # rounding of a difference
+        ([1.0, 2.0], 3, -1e-7, 0, True),
+        ([0.0, 0.0], 0, -1e-7, 0, True),
+        ([1.0, 2.0], 3, 3 + 1e-7, 0, True),
+        ([1e-7, 0.0], 0, 0.0, 0, True),
+        ([-1e-4, 3 + 1e-4], 3, 3.0, 0, False),
+        ([1.0, 2.1], 3, 3.0, 0, False),
+        ([1.0, 1.9], 3, 3.0, 0, False),
+        ([1e-4, 0.0], 0, 0.0, 0, False),
+        ([0.0, 0.0], -1, 0.0, 0, False),
+        ([1.0, 2.0], 3, 3.0, 4, False),
+        ([1.0, 2.0], 3, 3.0, -1, False),
+        ([1.0, 2.0], 3, 3.1, 0, False),
+        ([1.0, 2.0], 3, -0.1, 0, False),
+    ],
+)  # fmt: skip
+def test_statistics_forgive_rounding_and_nothing_else(counts, n, energy, copies, fits):
+    given = torch.eye(4), torch.zeros(4, 2), torch.tensor(counts, dtype=torch.float64), n, energy, copies
+    if fits:
+        assert Statistics(*given).n_samples == n
+        return
+    with pytest.raises(InputError, match="contradict"):
+        Statistics(*given)
+
+
+@pytest.mark.parametrize(("matrix", "counts"), [((3, 4), 2), ((4, 3), 2), ((4, 4), 3)])
+def test_each_part_of_statistics_must_fit(matrix, counts):
+    with pytest.raises(InputError, match="fit together"):
+        Statistics(torch.zeros(matrix), torch.zeros(4, 2), torch.zeros(counts), 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("phi", "targets"), [((4,), (4, 2)), ((4, 3), (4,)), ((4, 3), (5, 2)), ((5, 3), (4, 2)), ((0, 3), (0, 2))]
+)
+def test_rows_and_targets_must_fit(phi, targets):
+    with pytest.raises(InputError, match="same n, at least 1"):
+        statistics(torch.zeros(phi), torch.zeros(targets))
+
+
+@pytest.mark.parametrize(("d", "c"), [(5, 2), (4, 3)])
+def test_a_batch_of_another_size_is_refused(d, c):
+    with pytest.raises(InputError, match="all must agree"):
+        accumulate([rows(3, 4, 2, 0), rows(3, d, c, 1)])
+
+
+@pytest.mark.parametrize("labels", [[-1, 0], [0, 2], [-1, 2]])
+def test_labels_outside_the_classes_are_refused(labels):
+    with pytest.raises(InputError, match="allowed are 0 to 1"):
+        one_hot(torch.tensor(labels), 2)
+
+
+@pytest.mark.parametrize("at_a_time", [4, ridge._ROWS])
+def test_single_precision_is_added_up_in_double(monkeypatch, at_a_time):
+    """In parts, so that a large matrix is never held twice; a sum in single precision would be off by 1e-7."""
+    monkeypatch.setattr(ridge, "_ROWS", at_a_time)
+    phi, y = rows(11, 3, 2, 0)
+    stats = statistics(phi.float(), y.float())
+    expected = phi.float().double()
+    torch.testing.assert_close(stats.autocorrelation, expected.T @ expected, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(stats.crosscorrelation, expected.T @ y, rtol=1e-13, atol=1e-13)
+    assert (stats.n_samples, stats.target_energy, stats.class_counts.tolist()) == (11, 11.0, y.sum(0).tolist())
+
+
+def test_a_nan_among_targets_is_refused_by_solve():
+    good = statistics(*rows(5, 3, 2, 0))
+    cross = good.crosscorrelation.clone()
+    cross[1, 1] = float("nan")
+    with pytest.raises(InputError, match="leave it out"):
+        solve(Statistics(good.autocorrelation, cross, good.class_counts, 5, 5.0), 1.0)
+
+
+def test_no_ridge_is_allowed_if_the_rows_suffice():
+    phi, y = rows(9, 4, 2, 0)
+    torch.testing.assert_close(solve(statistics(phi, y), 0.0), augmented_lstsq(phi, y, 0.0), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.gpu
@@ -162,3 +259,15 @@ def test_cuda_gives_the_same_statistics():
     on_gpu = statistics(phi.cuda(), y.cuda())
     torch.testing.assert_close(on_gpu.autocorrelation.cpu(), statistics(phi, y).autocorrelation, rtol=1e-12, atol=1e-10)
     torch.testing.assert_close(solve(on_gpu, 1.0).cpu(), solve(statistics(phi, y), 1.0), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("wide", [0, 2048], ids=["in place", "product and sum"])
+@pytest.mark.parametrize("columns", [False, True], ids=["row-major", "column-major"])
+def test_sums_are_the_same_whatever_adds_them_and_however_rows_lie_in_memory(monkeypatch, wide, columns):
+    monkeypatch.setattr(ridge, "_WIDE", wide)
+    phi, y = rows(40, 7, 3, 0)
+    laid = phi.T.contiguous().T if columns else phi
+    summed = accumulate([(laid[:15], y[:15]), (laid, y)])  # a part, whose columns do not follow each other, and all
+    expected = phi[:15].T @ phi[:15] + phi.T @ phi
+    torch.testing.assert_close(summed.autocorrelation, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(summed.crosscorrelation, phi[:15].T @ y[:15] + phi.T @ y, rtol=1e-12, atol=1e-12)

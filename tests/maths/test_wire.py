@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from apfl.errors import InputError
+from apfl.maths.landmarks import draw_points, landmark_map, no_spread
+from apfl.maths.leaveout import echo
+from apfl.maths.normalise import moments, normaliser
+from apfl.maths.personalise import solve_primary
 from apfl.maths.ridge import statistics
 from apfl.maths.wire import (
+    ECHO_BYTES,
+    Traffic,
+    description_bytes,
     factor_message,
     form_for,
+    from_columns,
     from_message,
+    landmarks_bytes,
     message,
     nbytes,
     pack,
+    publication_bytes,
+    scaling_bytes,
     statistics_bytes,
     statistics_shapes,
+    table_bytes,
+    to_columns,
     unpack,
 )
 from tests.maths.test_ridge import rows
@@ -78,6 +93,72 @@ def test_the_factor_tells_no_more_than_the_statistics(n, seed):
     for name in sent:
         # R is unique up to signs, and solves with it: rounding grows with the condition number, up to 1e4 here.
         torch.testing.assert_close(turned[name], sent[name], rtol=1e-9, atol=1e-9)
+
+
+def bytes_of(*tensors: torch.Tensor) -> int:
+    return sum(len(tensor.numpy().tobytes()) for tensor in tensors)
+
+
+def test_a_description_and_the_scaling_weigh_what_they_hold():
+    features = rows(9, 5, 2, 0)[0]
+    sums = moments(features)
+    n = torch.tensor(sums.n_samples)
+    assert description_bytes(5, moments=False) == bytes_of(n)
+    assert description_bytes(5, moments=True) == bytes_of(n, sums.sums, sums.squares, sums.sizes)
+    assert scaling_bytes(normaliser("row")) == 0
+    standardise = normaliser("standardise", sums)
+    assert scaling_bytes(standardise) == bytes_of(standardise.mean, standardise.std)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int16])
+def test_a_publication_weighs_what_it_holds(dtype):
+    def sent(values: torch.Tensor) -> int:
+        return bytes_of(*to_columns(values)) if dtype == torch.int16 else bytes_of(values.to(dtype))
+
+    primary = solve_primary(statistics(*rows(30, 7, 3, 0)), 1.0)
+    plain = sent(primary.weights) + bytes_of(primary.stats.class_counts)
+    assert publication_bytes(7, 3, dtype=dtype) == plain
+    assert publication_bytes(7, 3, sketch=4, dtype=dtype) == plain + sent(primary.with_leverage(4, 0).sketch)
+    triangle = primary.factor[tuple(torch.tril_indices(7, 7))]
+    exact = bytes_of(triangle if dtype == torch.int16 else triangle.to(dtype))
+    assert publication_bytes(7, 3, sketch=0, dtype=dtype) == plain + exact
+
+
+@given(st.integers(1, 30), st.integers(1, 5), st.floats(-30, 30), st.integers(0, 99))
+def test_columns_of_16_bits_move_no_score_beyond_the_bound(d, c, size, seed):
+    """No score of a row of length 1 by more than sqrt(d) max |column| / 65534, and the scale's own rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    values = 10**size * torch.randn(d, c, generator=generator, dtype=torch.float64)
+    values[:, 0] *= 0 if seed % 5 == 0 else 1
+    integers, scale = to_columns(values)
+    assert (integers.dtype, scale.dtype, tuple(scale.shape)) == (torch.int16, torch.float32, (c,))
+    told = from_columns(integers, scale)
+    most = values.abs().amax(0)
+    assert bool(((told - values).abs() <= most / 65534 * (1 + 1e-2)).all())
+    worst = torch.nn.functional.normalize((told - values).sign(), dim=0)  # the row whose score moves most
+    moved = (worst * (told - values)).sum(0).abs()
+    assert bool((moved <= math.sqrt(d) * most / 65534 * (1 + 1e-2)).all())
+    assert torch.equal(told[:, most == 0], values[:, most == 0])
+
+
+@pytest.mark.parametrize("n_in", [5, 31, 32, 33])
+def test_landmarks_weigh_what_they_hold(n_in):
+    drawn = landmark_map(draw_points(9, 0, no_spread(n_in)))
+    assert landmarks_bytes(drawn.width, n_in, mean_squares=False) == bytes_of(drawn.packed(), drawn.scale)
+    with_units = bytes_of(drawn.packed(), drawn.scale, drawn.mean_squares(drawn.landmarks).float())
+    assert landmarks_bytes(drawn.width, n_in, mean_squares=True) == with_units
+
+
+def test_traffic_adds_up_by_client():
+    first = Traffic({"a": [1, 2, 3]}, {"b": 10}, 1)
+    both = first + Traffic({"c": [100, 0, 5]}, {"d": 7}, 2)
+    assert (both.total_up, both.total_down(3), both.rounds) == (111, 51, 3)
+    assert both.account == {"up": {"a": 2, "c": 35}, "down": {"b": 10, "d": 7}, "most": 101 + 17}
+
+
+def test_echoes_and_tables_weigh_what_they_hold():
+    assert bytes_of(echo(torch.eye(3)).to(torch.int16)) == ECHO_BYTES
+    assert table_bytes((2, 3, 5)) == bytes_of(torch.zeros(2, 3, 5, dtype=torch.int64))
 
 
 def test_messages_that_make_no_sense_are_refused():

@@ -14,7 +14,7 @@ from apfl.errors import InputError
 from apfl.experiments.metrics import client_accuracies, metrics
 from apfl.maths.maps import raw_map
 from apfl.maths.normalise import Normaliser, check_features, moments, normaliser
-from apfl.methods import load_method, method_names
+from apfl.methods import Method, load_method, method_names
 from apfl.models.dual_stream import DualStream
 from apfl.models.linear_head import LinearHead
 from apfl.models.undecided import undecided
@@ -23,6 +23,15 @@ from tests.methods.test_methods import small
 
 DTYPES = [torch.float32, torch.float64]
 ZERO, HUGE, TINY = 3, 4, 5  # rows of every client
+LANDMARKS = "apfl with landmarks"
+NAMES = [*method_names(), LANDMARKS]
+
+
+def method(name: str, **settings: object) -> Method:
+    """A small method of this name, in one of the maps that it can have."""
+    if name == LANDMARKS:
+        return load_method("apfl", **small("apfl"), map="landmarks", **settings)
+    return load_method(name, **small(name), **settings)
 
 
 def clients(dtype: torch.dtype, *, extreme: bool, width: int = 20, n: int = 40) -> list[Shard]:
@@ -95,11 +104,10 @@ def test_standardising_constant_zero_and_tiny_columns(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("how", ["row", "root"])
-@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_extreme_rows_are_worth_what_they_are_at_an_ordinary_size(name, how, dtype):
-    method = load_method(name, **small(name), normalise=how)
     shards, ordinary = clients(dtype, extreme=True), clients(dtype, extreme=False)
-    found, expected = (final(method, each, 3).models for each in (shards, ordinary))
+    found, expected = (final(method(name, normalise=how), each, 3).models for each in (shards, ordinary))
     for model, as_ever, shard, same in zip(found, expected, shards, ordinary, strict=True):
         for key, tensor in model.container().tensors.items():
             assert key == "bias" or torch.isfinite(tensor).all(), key
@@ -113,11 +121,11 @@ def test_extreme_rows_are_worth_what_they_are_at_an_ordinary_size(name, how, dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("how", ["standardise", "none"])
-@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("how", ["standardise", "columns", "none"])
+@pytest.mark.parametrize("name", NAMES)
 def test_zero_rows_and_constant_columns_as_they_are(name, how, dtype):
     shards = clients(dtype, extreme=False)
-    models = final(load_method(name, **small(name), normalise=how), shards, 3).models
+    models = final(method(name, normalise=how), shards, 3).models
     for model, shard in zip(models, shards, strict=True):
         scores = model.scores(shard.features)
         assert not scores.isnan().any()
@@ -126,18 +134,18 @@ def test_zero_rows_and_constant_columns_as_they_are(name, how, dtype):
 
 
 @pytest.mark.parametrize("how", ["standardise", "none"])
-@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_row_that_would_drown_the_others_is_refused(name, how):
     with pytest.raises(InputError, match=r"row 4 of client 0 .* normalise='row'"):
-        final(load_method(name, **small(name), normalise=how), clients(torch.float32, extreme=True), 3)
+        final(method(name, normalise=how), clients(torch.float32, extreme=True), 3)
 
 
-@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_not_finite_stops_every_method_with_one_message(name):
     shards = clients(torch.float32, extreme=False)
     shards[2].features[8, 3] = math.nan
     with pytest.raises(InputError, match=r"^the features of client 2 \(first in row 8, .*\) contain NaN or infinity"):
-        final(load_method(name, **small(name)), shards, 3)
+        final(method(name), shards, 3)
 
 
 def test_one_large_column_is_what_standardising_is_for():

@@ -14,7 +14,7 @@ from apfl.data.federation import Dataset, Shard
 from apfl.errors import InputError
 from apfl.experiments.record import Record
 from apfl.experiments.run import Protocol, federate, run
-from apfl.methods import _stack, load_method
+from apfl.methods import _stack, _step, load_method
 from apfl.methods._training import stacked_rounds
 from tests.methods.head_toys import (  # noqa: F401
     assert_same_heads,
@@ -104,6 +104,17 @@ def test_adapter_gradient_is_autograd() -> None:
     torch.nn.functional.cross_entropy(logits, stack.labels).backward()
     for name, leaf in leaves.items():
         torch.testing.assert_close(stepped[name], leaf.detach() - 0.5 * leaf.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_who_watches_a_step_sees_the_logits_before_it() -> None:
+    (shard,) = clusters([24])
+    stack = _stack.Stack([load_method("fedavg", batch=24)], [shard], 4, 0)
+    params, seen = stack.initial(), []
+    (batch,) = stack.batches([0], stack.shuffles(0, 1))
+    expected = batch.x @ params["weight"] + params["bias"]
+    _step.step(params, batch, stack.value("lr"), watch=lambda own, logits: seen.append((own, logits.clone())))
+    assert [own for own, _ in seen] == [batch]
+    torch.testing.assert_close(seen[0][1], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["fedavg_ft", "fedprox", "ditto", "fedala", "feddbe", "fedas", "fedselect"])

@@ -126,7 +126,7 @@ def test_bytes_are_those_of_the_messages(name, normalise):
         phi, y = torch.ones(n, d), one_hot(torch.zeros(n, dtype=torch.long), 3)
         up += nbytes(factor_message(phi, y) if n < d else message(statistics(phi, y)))
     moments = normalise == "standardise"
-    assert result.bytes_up == up + 4 * moments * 8 * (1 + 6 + 6)  # n, sums, squares
+    assert result.bytes_up == up + 4 * moments * 8 * (1 + 6 + 6 + 3)  # n, sums, squares, sizes of rows
     assert result.bytes_down == 4 * (down + moments * 8 * (6 + 6))  # mean, std
     assert result.index == 1 + moments
 
@@ -135,7 +135,7 @@ def test_bytes_are_those_of_the_messages(name, normalise):
 def test_class_means_weigh_the_same_for_every_client(normalise, width):
     result = last_round("fedncm", draw_clients([5, 9], 6, 3, 0), 3, normalise=normalise)
     moments = normalise == "columns"
-    assert result.bytes_up == 2 * 8 * (3 * (width + 1) + moments * 13)
+    assert result.bytes_up == 2 * 8 * (3 * (width + 1) + moments * 16)
     assert result.bytes_down == 2 * 8 * (3 * (width + 1) + moments * 12)
 
 
@@ -152,14 +152,23 @@ def test_settings_are_checked():
     assert load_method("apfl_paper", balance="0.3", d_primary="64").balance == 0.3
     for settings, message_ in [
         ({"balanse": 1}, "did you mean 'balance'"),
-        ({"beta": 0}, "greater than 0"),
-        ({"d_primary": "wide"}, "apfl.d_primary"),
+        ({"beta": 0}, r"^apfl.beta=0 given; allowed: a number greater than 0 or 'auto'$"),
+        ({"d_primary": "wide"}, r"^apfl.d_primary='wide' given; allowed: a whole number or 'auto'$"),
+        ({"intercept": "maybe"}, r"^apfl.intercept='maybe' given; allowed: true or false$"),
+        ({"scope": "shrunk"}, r"^apfl: scope='shrunk' was removed"),
         ({"normalise": "rows"}, "'row'"),
     ]:
         with pytest.raises(InputError, match=message_):
             load_method("apfl", **settings)
     with pytest.raises(InputError, match="did you mean 'apfl'"):
         load_method("apfll")
+
+
+@pytest.mark.parametrize("name", ["apfl_paper", "central", "local_ridge", "oll", "ridge_to_global"])
+def test_no_map_is_wider_than_a_million(name):
+    for width in (2**20 + 1, 0):
+        with pytest.raises(InputError, match=r"d.*less than or equal to 1048576|d.*greater than 0"):
+            load_method(name, **{"d_primary" if name == "apfl_paper" else "d": width})
 
 
 def test_workers_keep_order_and_restore_threads():

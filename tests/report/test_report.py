@@ -674,3 +674,15 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, says, tmp_path, mon
     assert run(*arguments) == 2
     assert says in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tuning": {"axes": {"gamma": [1.0]}}}, {"files": {"method": {"path": "/x/mine.py:Mine", "sha256": "ab" * 32}}}],
+    ids=["tuned", "a file of one's own"],
+)
+def test_records_with_and_without_a_mark_go_onto_one_page(change):
+    before = [each for each in a_study() if each.method == "apfl"]
+    records = [*before, *(replace(each, **change) for each in before)]
+    assert len(gather(records).rows) == 2 * len(gather(before).rows)
+    assert "Accuracy of every client" in page(records)

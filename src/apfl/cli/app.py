@@ -2,24 +2,62 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version as version_of
+from typing import Annotated, ClassVar
+
 import typer
 
-from apfl.cli.bench import bench
-from apfl.cli.features import features
-from apfl.cli.federate import app as federate_app
-from apfl.cli.models import export, methods, predict, verify
-from apfl.cli.report import plot, report, table, track
-from apfl.cli.rerun import rerun
-from apfl.cli.run import run
+from apfl.cli.lazy import Homes, LazyGroup
+
+__all__ = ["app"]
+
+
+class Federate(LazyGroup):
+    """``apfl federate``, in the order in which a federation uses its commands."""
+
+    homes: ClassVar[Homes] = {
+        "keys": "apfl.cli.keys", "roster": "apfl.cli.keys", "server": "apfl.cli.federate", "join": "apfl.cli.site",
+        "run": "apfl.cli.federate",
+        "status": "apfl.cli.federate", "leave": "apfl.cli.leave", "forget": "apfl.cli.leave",
+        "result": "apfl.cli.federate", "simulate": "apfl.cli.site",
+    }  # fmt: skip
+
+
+class Commands(LazyGroup):
+    """``apfl``: experiments, their results, models, federations, this machine."""
+
+    homes: ClassVar[Homes] = {
+        "run": "apfl.cli.run", "features": "apfl.cli.features", "bench": "apfl.cli.bench", "rerun": "apfl.cli.rerun",
+        "table": "apfl.cli.report", "plot": "apfl.cli.report", "report": "apfl.cli.report", "track": "apfl.cli.report",
+        "predict": "apfl.cli.predict", "export": "apfl.cli.models", "methods": "apfl.cli.models",
+        "verify": "apfl.cli.models", "doctor": "apfl.cli.doctor",
+        "federate": typer.Typer(
+            cls=Federate, no_args_is_help=True, rich_markup_mode="rich",
+            help="Run a federation between machines, on Flower; or simulate one on this machine.",
+        ),
+    }  # fmt: skip
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Analytic personalised federated learning: one good model for each site, in one round of statistics, "
     "without gradients.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode="rich",
 )
-for command in (run, features, bench, rerun, table, plot, report, track, predict, export, methods, verify):
-    app.command()(command)
-app.add_typer(federate_app, name="federate")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"apfl {version_of('apfl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass

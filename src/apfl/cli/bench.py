@@ -14,8 +14,8 @@ import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from apfl.cli.features import extract_aloud
-from apfl.cli.options import DeviceOption, MinimumOption, data_changes, names_of, seeds_of
-from apfl.cli.progress import Board, err, out
+from apfl.cli.options import DeviceOption, MinimumOption, data_changes, names_of
+from apfl.cli.progress import Board, end_as_interrupted, err, out, tell_hints
 from apfl.data.device import float64_device
 from apfl.data.federation import Dataset
 from apfl.data.load import Source, load_data
@@ -24,20 +24,25 @@ from apfl.data.registry import is_path
 from apfl.errors import InputError
 from apfl.experiments import estimate
 from apfl.experiments.cells import Cell, cells
+from apfl.experiments.metrics import no_test_rows
 from apfl.experiments.plan import read_plan
 from apfl.experiments.pool import Event, claim, damaged, execute, inspect, jobs_for
 from apfl.experiments.record import Record, read_records
+from apfl.experiments.seeds import seeds_of
 from apfl.experiments.worker import Job, Setting
 from apfl.files import replacing
 from apfl.maths.machine import available, n_cores
-from apfl.report.terminal import human_bytes, results_table
+from apfl.report.terminal import results_table
+from apfl.report.units import human_bytes
 
 __all__ = ["bench"]
 
 
 @data_changes("the plan's")
 def bench(
-    plan: Annotated[Path, typer.Argument(help="Plan, a TOML file; experiments/ has one for each table and figure.")],
+    plan: Annotated[
+        Path, typer.Argument(help="Plan, a TOML file, or the name of one that comes with apfl, such as own.")
+    ],
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -52,7 +57,8 @@ def bench(
         ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Seeds to use instead of the plan's, separated by commas.", show_default=False)
+        str | None,
+        typer.Option(help="Seeds to use instead of the plan's: how many, or a list with commas.", show_default=False),
     ] = None,
     clients: Annotated[
         int | None, typer.Option(help="Number of clients to use instead of the plan's.", show_default=False, min=1)
@@ -60,7 +66,14 @@ def bench(
     alpha: Annotated[
         float | None, typer.Option(help="Dirichlet concentration to use instead of the plan's.", show_default=False)
     ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(help="Partition to use instead of the plan's, as for `apfl run --partition`.", show_default=False),
+    ] = None,
     minimum: MinimumOption = None,
+    test_column: Annotated[
+        str | None, typer.Option(help="Column that is true for test rows.", show_default=False)
+    ] = None,
     client_column: Annotated[
         str | None,
         typer.Option(
@@ -109,7 +122,10 @@ def bench(
         rounds=rounds, threads=threads,
         only=None if methods is None else names_of(methods, read_plan(plan).methods),
         seeds=None if seeds is None else seeds_of(seeds),
-        protocol={"n_clients": clients, "alpha": alpha, "minimum": minimum, "client_column": client_column},
+        protocol={
+            "n_clients": clients, "alpha": alpha, "minimum": minimum, "client_column": client_column,
+            "partition": partition, "test_column": test_column,
+        },
     )  # fmt: skip
     todo, where = cells(given), str(float64_device(device))
     load = partial(load_data, Source(**given.source), device=device)
@@ -117,6 +133,7 @@ def bench(
     identity = dataset.sha256 or dataset.name
     keyed = {cell.key(identity, where): cell for cell in todo}
     _check_federations(todo, dataset)
+    tell_hints(dataset, todo[0].protocol)
     folder = folder or Path("runs") / f"{plan.stem}-{Path(dataset.name).stem}"
     inspect(folder, list(keyed))
     left = jobs_for(keyed, folder, identity, where)
@@ -149,7 +166,7 @@ def _check_federations(todo: Iterable[Cell], dataset: Dataset) -> None:
         for protocol, seed in dict.fromkeys(drawn):
             halves = deal(dataset, protocol, seed)
             if not any(len(test) for _, test in halves):
-                raise InputError("no client has test rows, so there is nothing to measure; keep some back for testing")
+                raise no_test_rows()
             if not all(len(train) for train, _ in halves):
                 raise InputError(f"a client has no training rows with seed {seed} and {protocol}; use another protocol")
 
@@ -191,7 +208,7 @@ def _run(left: Sequence[Job], setting: Setting, n_workers: int) -> dict[str, str
     before = [path for job in left if (path := setting.folder / "failed" / f"{job.key}.txt").exists()]
     if before:
         err.print(f"{len(before)} that failed before are tried again")
-    former = signal.signal(signal.SIGTERM, _interrupt)  # a scheduler's notice is a Ctrl-C
+    former = end_as_interrupted()
     finished = 0
     with Board(len(left)) as board:
         try:
@@ -220,10 +237,6 @@ def _note_failure(folder: Path, event: Event, failed: dict[str, str]) -> None:
             temporary.write_text(f"{event.info}\n")
     else:
         path.unlink(missing_ok=True)
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def _conclude(folder: Path, keyed: Mapping[str, Cell], failed: Mapping[str, str]) -> None:

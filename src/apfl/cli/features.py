@@ -18,7 +18,10 @@ from apfl.errors import InputError
 __all__ = ["extract_aloud", "features"]
 
 BatchSizeOption = Annotated[
-    int | None, typer.Option(help="Samples per batch. \\[default: 16 on a CPU, else 128]", show_default=False)
+    int | None,
+    typer.Option(
+        help="Samples per batch. \\[default: 16 images or 256 texts on a CPU, 128 or 1024 on a GPU]", show_default=False
+    ),
 ]
 
 
@@ -31,9 +34,18 @@ def features(
     ] = None,
     batch_size: BatchSizeOption = None,
     device: DeviceOption = "auto",
-    mixed_precision: Annotated[bool, typer.Option(help="Use mixed precision (bfloat16) in the network.")] = False,
+    mixed_precision: Annotated[
+        bool, typer.Option(help="Use mixed precision in the network: float16 on a GPU, bfloat16 on a CPU.")
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that decode images. \\[default: on a GPU, one for each core but one; on a CPU, threads]",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Extract features from images with a frozen backbone, and keep them in a file.
+    """Extract features from images or texts with a frozen backbone, and keep them in a file.
 
     If the file is up to date, nothing is extracted. After an interruption, the same command resumes.
     """
@@ -44,6 +56,7 @@ def features(
     result = extract_source(
         source, source.open(), target,
         extract=extract_aloud, batch_size=batch_size, device=device, mixed_precision=mixed_precision,
+        workers=workers,
     )  # fmt: skip
     state = "up to date, nothing extracted" if not result.n_computed else f"{result.n_computed} extracted now"
     out.print(f"features of {result.n_rows} samples: {result.path} ({state})", soft_wrap=True, highlight=False)
@@ -59,4 +72,10 @@ def extract_aloud(samples: Samples, network: Backbone, path: Path, **options: An
         raise typer.Exit(130) from None
     for where, why in result.skipped.items():
         err.print(f"skipped {where}: {why}", style="yellow", highlight=False, soft_wrap=True)
+    if result.n_cut:
+        limit = network.preprocessing.get("max_length")
+        err.print(
+            f"{result.n_cut} of {result.n_rows} texts have more than the {limit} tokens that {network.name} reads; the "
+            "rest of them was cut off", style="yellow", highlight=False, soft_wrap=True,
+        )  # fmt: skip
     return result

@@ -3,48 +3,45 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
 
-from apfl.cli.leave import FolderArgument, forget, leave, server_of
-from apfl.cli.progress import err, out
-from apfl.cli.site import (
+from apfl.cli.federation import (
+    FolderArgument,
     JsonOption,
     SetOption,
-    end_as_interrupted,
-    join,
-    keys,
     method_settings,
     need_flower,
     refuse_predict,
-    simulate,
     status_of_folder,
 )
-from apfl.errors import InputError
-from apfl.federate import Coordinator, Terms
+from apfl.cli.leave import server_of
+from apfl.cli.progress import end_as_interrupted, err, out
+from apfl.errors import InputError, printable
 from apfl.federate.flower.bundle import DEADLINE
+from apfl.federate.flower.peers import knows_users
 from apfl.federate.flower.processes import Server, is_loopback, running, wait_until
-from apfl.federate.status import primary_model, status_of, summary
-from apfl.files import replacing
-from apfl.report.terminal import status_view
+from apfl.federate.flower.telling import Telling
+from apfl.federate.ledger import Ledger
+from apfl.federate.status import status_of, summary
+from apfl.files import make_private, replacing
+from apfl.report.status import status_view
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from apfl.federate import Terms
 
-app = typer.Typer(
-    help="Run a federation between machines, on Flower; or simulate one on this machine.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+__all__ = ["result", "run", "server", "status"]
 
-app.command()(keys)
+# What apfl and Flower write into the server's folder; whatever else lies there stays as it is.
+OWN_FILES = ("blobs", "keys", "flower", "ledger*", "events.jsonl", "terms.json", "signing.*", "lock*")
 
 
-@app.command()
 def server(
     folder: FolderArgument,
     name: Annotated[str | None, typer.Option(help="Name of the federation. \\[default: the folder's]")] = None,
@@ -61,6 +58,13 @@ def server(
     min_per_class: Annotated[
         int | None, typer.Option(help="Rows of a class below which a site withholds it. \\[default: 2]")
     ] = None,
+    max_rows: Annotated[
+        int | None, typer.Option(help="Most rows that one site contributes. \\[default: as --max-share]")
+    ] = None,
+    max_share: Annotated[
+        float | None,
+        typer.Option(help="Largest share of all rows that one site contributes, of three or more. \\[default: 0.5]"),
+    ] = None,
     wire: Annotated[
         str | None, typer.Option(help="Precision of uploads: float64 or float32. \\[default: float64]")
     ] = None,
@@ -74,6 +78,17 @@ def server(
     classes: Annotated[
         str | None, typer.Option(help="Class names, separated by commas. \\[default: those of the sites]")
     ] = None,
+    masked: Annotated[
+        bool | None,
+        typer.Option(
+            "--masked/--not-masked",
+            help="See only sums over sites, never one site's; needs --classes, --n-features, --max-rows and a roster. "
+            "\\[default: not]",
+        ),
+    ] = None,
+    n_features: Annotated[
+        int | None, typer.Option(help="Number of features of a row. \\[default: that of the sites]", min=1)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random maps. \\[default: 0]", min=0)] = None,
     settings: SetOption = None,
 ) -> None:
@@ -84,45 +99,61 @@ def server(
     while it runs.
     """
     need_flower()
+    os.umask(0o077)
     given = {
         "quorum": quorum, "min_cohort": min_cohort, "min_per_class": min_per_class, "wire": wire, "seed": seed,
         "keep_contributions": keep_contributions, "class_names": classes and tuple(classes.split(",")),
+        "max_rows": max_rows, "max_share": max_share, "masked": masked, "n_features": n_features,
         "method": method_settings(settings),
     }  # fmt: skip
-    terms = _agree(folder, name, {key: value for key, value in given.items() if value not in (None, {})})
+    terms = _agreement(folder, name, {key: value for key, value in given.items() if value not in (None, {})})
     where = Server(folder, host, port, secure=not is_loopback(host) if secure is None else secure)
+    if json.loads(terms).get("masked") and not where.secure:
+        raise InputError("masked terms and no keys given: sites of a roster are known by their keys. Give --secure")
     command = where.command()
-    if not where.secure and not is_loopback(host):
-        err.print("no encryption and no authentication on an address others can reach", style="yellow")
+    _warn_of_strangers(where)
+    lock = where.hold()
+    for kept in (name for pattern in OWN_FILES for name in folder.resolve().glob(pattern)):
+        make_private(kept)  # also what an earlier version put there
     where.write()
+    key = _signing_fingerprint(folder)
     with replacing(folder / "terms.json") as temporary:
-        temporary.write_text(terms.to_json())
+        temporary.write_text(terms)
     if where.answers():
         raise InputError(f"something listens on port {port} already; stop it, or choose another --port")
     log = folder / "flower" / "superlink.log"
     end_as_interrupted()
-    with running(command, where.environment, log) as process:
+    telling = Telling(log)
+    with lock, running(command, where.environment, log, lock=lock) as process:
         wait_until(where.answers, process, 120, "the server", log)
         try:
-            if where.secure:
-                where.admit()
+            problem = _admit(where, "")
             names = ", ".join(sorted(where.registered)) or "none yet"
-            told = f"TLS, sites admitted: {names}" if where.secure else "insecure"
-            out.print(f"ready: {terms.federation} on {host}:{port} ({told}); log: {log}", soft_wrap=True)
+            security = f"TLS, sites admitted: {names}" if where.secure else "insecure"
+            federation = json.loads(terms)["federation"]
+            out.print(f"ready: {federation} on {host}:{port} ({security}); log: {log}", soft_wrap=True)
+            out.print(f"instructions are signed with key {key}", soft_wrap=True)
             while process.poll() is None:
                 time.sleep(2)
-                for new in where.admit() if where.secure else []:
-                    out.print(f"admitted {new}", soft_wrap=True)
+                for line in telling.lines():
+                    err.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+                problem = _admit(where, problem)
         except KeyboardInterrupt:
             out.print("stopped; start the server again with the same folder to resume")
             return
     raise InputError(f"the server ended with code {process.returncode}; its log: {log}")
 
 
-app.command()(join)
+def _warn_of_strangers(where: Server) -> None:
+    """Say who else could take part or start a run."""
+    if not where.secure and not is_loopback(where.host):
+        err.print("no encryption and no authentication on an address others can reach", style="yellow")
+    if not knows_users():
+        err.print(
+            "this system does not say which user connects: any user of this machine could start a run", style="yellow"
+        )
 
 
-@app.command()
 def run(
     folder: FolderArgument,
     deadline: Annotated[float, typer.Option(help="Seconds to wait for sites in each stage.", min=1)] = DEADLINE,
@@ -158,7 +189,6 @@ def run(
         out.print(status_view(status_of(folder)))
 
 
-@app.command()
 def status(
     folder: FolderArgument,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
@@ -178,47 +208,78 @@ def status(
         return
 
 
-app.command()(leave)
-app.command()(forget)
-
-
-@app.command()
 def result(
     folder: FolderArgument,
     target: Annotated[Path | None, typer.Option("--out", help="Model file to write the primary to.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the published primary: members, settings, accuracies. With --out, write it for `apfl predict`."""
-    told = summary(folder)
+    facts = summary(folder)
     if as_json:
-        out.print(json.dumps(told), soft_wrap=True, highlight=False)
+        out.print(json.dumps(facts), soft_wrap=True, highlight=False)
     else:
-        for key, value in told.items():
-            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        for key, value in facts.items():
+            shown = ", ".join(map(printable, value)) if isinstance(value, list) else printable(value)
             out.print(f"{key:<12} {shown}", soft_wrap=True, highlight=False)
     if target is not None:
+        from apfl.federate.primary import primary_model
+
         primary_model(folder, target)
+        make_private(target)
         err.print(f"wrote {target}; without a site's refinement it is what a new site starts from", soft_wrap=True)
 
 
-app.command()(simulate)
+def _agreement(folder: Path, name: str | None, given: dict[str, Any]) -> str:
+    """The terms as JSON. Those of a folder that is started again are read without torch, which takes seconds."""
+    if name or given or not (folder / "ledger.sqlite").exists():
+        return _agree(folder, name, given).to_json()
+    ledger = Ledger(folder, wait=10)
+    try:
+        return ledger.get("draft") or ""
+    finally:
+        ledger.close()
 
 
 def _agree(folder: Path, name: str | None, given: dict[str, Any]) -> Terms:
     """The federation's terms: those of the folder, or new ones; terms that contradict the folder's are refused."""
+    from apfl.federate import Coordinator, Terms
+    from apfl.federate.terms import HALF, LATER_SETTINGS
+
     if not (folder / "ledger.sqlite").exists():
         named = name or re.sub(r"[^A-Za-z0-9._-]", "-", folder.absolute().name)
         folder.mkdir(parents=True, exist_ok=True)
-        with Coordinator(folder, Terms.checked({"federation": named, **given})) as coordinator:
+        with Coordinator(folder, Terms.checked({"federation": named, "max_share": HALF, **given})) as coordinator:
             return coordinator.draft
     with Coordinator(folder, wait=10) as coordinator:
         draft = coordinator.draft
     wanted = json.loads(draft.to_json())
-    wanted["method"] |= given.pop("method", {})
+    wanted["method"] = LATER_SETTINGS | wanted["method"] | given.pop("method", {})
     asked = Terms.checked(wanted | given | ({"federation": name} if name else {}))
     if asked != draft:
         raise InputError(f"{folder} has other terms (see {folder / 'terms.json'}); omit the options")
     return draft
+
+
+def _admit(server: Server, problem: str) -> str:
+    """Admit by the keys in the folder. If that fails, on a full disk say, print the problem once and go on."""
+    if not server.secure:  # there are no keys
+        return ""
+    try:
+        for change in server.admit():
+            out.print(change, soft_wrap=True, highlight=False)
+    except InputError as error:
+        if str(error) != problem:
+            err.print(str(error), style="yellow", markup=False, soft_wrap=True)
+        return str(error)
+    return ""
+
+
+def _signing_fingerprint(folder: Path) -> str:
+    """The fingerprint of the key that signs instructions, which is made if there is none yet."""
+    from apfl.federate.flower.keys import signing_key
+    from apfl.federate.instructions import fingerprint_of
+
+    return fingerprint_of(signing_key(folder)[1])
 
 
 def _tell(event: dict[str, Any], as_json: bool) -> None:

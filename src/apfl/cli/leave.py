@@ -8,14 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from apfl.cli.federation import FolderArgument, JsonOption, need_flower
 from apfl.cli.progress import out
-from apfl.cli.site import JsonOption, need_flower
 from apfl.errors import InputError
-from apfl.federate import Coordinator, Evidence
+from apfl.federate.ledger import Ledger
 
-__all__ = ["FolderArgument", "forget", "leave", "server_of"]
+__all__ = ["forget", "leave", "server_of"]
 
-FolderArgument = Annotated[Path, typer.Argument(help="Folder of the federation on the server.")]
 SiteArgument = Annotated[str, typer.Argument(help="Site to take out.")]
 ContributionOption = Annotated[
     Path | None,
@@ -49,8 +48,12 @@ def _take_out(folder: Path, site: str, contribution: Path | None, forget: bool, 
         if not contribution.is_file():
             raise InputError(f"there is no file {contribution}")
         data = contribution.read_bytes()
+    _check_site(folder, site)
+    from apfl.federate import Coordinator, Evidence  # here: what was given wrongly is said without torch
+
     with Coordinator(folder, wait=10) as coordinator:
-        kept = coordinator.draft.keep_contributions or data is not None
+        masked = coordinator.draft.masked
+        kept = masked or coordinator.draft.keep_contributions or data is not None
         if kept:
             evidence = (coordinator.forget if forget else coordinator.leave)(site, data).to_json()
     if not kept:  # the site itself must send once more what it sent
@@ -58,24 +61,57 @@ def _take_out(folder: Path, site: str, contribution: Path | None, forget: bool, 
 
         run_id = start_run(server_of(folder), leave=site, forget=forget)
         evidence = follow(folder, run_id, lambda event: None)["evidence"]
-    _dismiss(folder, site)
+    _dismiss(folder, site, forget)
+    renewed = _renew_rosters(folder, site) if masked else []
     if as_json:
         out.print(json.dumps(evidence), soft_wrap=True, highlight=False)
         return
     for line in Evidence(**evidence).lines():
         out.print(line, soft_wrap=True, highlight=False)
+    for line in renewed:
+        out.print(line, soft_wrap=True, highlight=False)
     if evidence["publication"] is not None:
         out.print(f"sites refit with the next run: apfl federate run {folder}", soft_wrap=True)
 
 
-def _dismiss(folder: Path, site: str) -> None:
-    """The site's key no longer opens the door."""
+def _renew_rosters(folder: Path, site: str) -> list[str]:
+    """The site's roster without it, for the others to confirm; what to do with it."""
+    from apfl.federate.masked.rosters import read_roster, write_roster
+    from apfl.federate.secure import Roster
+
+    told = []
+    for path in sorted((folder / "rosters").glob("*.json")):
+        keys = dict(read_roster(path).keys)
+        if keys.pop(site, None) is None:
+            continue
+        path.rename(path.with_suffix(".left"))
+        if len(keys) >= 2:
+            write_roster(path, made := Roster(keys))
+            told.append(
+                f"the others must sum up again: give {path} to {', '.join(made.names)}, compare the fingerprint "
+                f"{made.fingerprint}, join with it, and run: apfl federate run {folder}"
+            )
+    return told
+
+
+def _check_site(folder: Path, site: str) -> None:
+    """Refuse a site that is none of the federation's."""
+    ledger = Ledger(folder, writer=False)
+    try:
+        ledger.known(site)
+    finally:
+        ledger.close()
+
+
+def _dismiss(folder: Path, site: str, forget: bool) -> None:
+    """The site's key no longer opens the door; the server knows by it whom to tell that it has left."""
     public = folder / "keys" / f"{site}.pub"
+    left = public.with_suffix(".pub.left")
     if public.exists():
-        public.replace(public.with_suffix(".pub.left"))
-        server = server_of(folder)
-        if server.answers():
-            server.dismiss(site)
+        public.replace(left)
+        server_of(folder).dismiss(site)
+    if forget:  # the file bears its name
+        left.unlink(missing_ok=True)
 
 
 def server_of(folder: Path) -> Any:

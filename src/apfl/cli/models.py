@@ -1,15 +1,15 @@
-"""``apfl predict``, ``export``, ``methods`` and ``verify``: what can be done with a model, and what there is."""
+"""``apfl export``, ``methods`` and ``verify``: what can be done with a model, and what there is."""
 
 from __future__ import annotations
 
-import csv
-import sys
-from collections.abc import Sequence
-from dataclasses import fields
+import math
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from apfl.cli.options import (
@@ -19,84 +19,78 @@ from apfl.cli.options import (
     DataOption,
     MinimumOption,
     PartitionOption,
-    protocol_of,
 )
+from apfl.cli.predict import whose
 from apfl.cli.progress import err, out, spinner
 from apfl.data import load_dataset
-from apfl.data.sources.features import array_names, load_unlabelled
-from apfl.errors import InputError
+from apfl.data.protocol import protocol_of
+from apfl.errors import InputError, unknown
 from apfl.experiments.run import Protocol, federate
 from apfl.experiments.verify import verify as verify_theorems
-from apfl.files import replacing
-from apfl.methods import method_class, method_names
-from apfl.models.file import load_model, read, write
-from apfl.models.undecided import in_words, undecided
+from apfl.methods import METHODS, Method, method_class, method_names
+from apfl.methods._settings import settings_of
+from apfl.models.file import about, model_of, read, write
 
-__all__ = ["export", "methods", "predict", "verify"]
+__all__ = ["export", "methods", "verify"]
 
 
-def predict(
-    model: Annotated[Path, typer.Argument(help="Model of one client, as written by `apfl run` or `apfl export`.")],
-    file: Annotated[
-        str, typer.Argument(help="Rows to predict: an .npz with 'features' (labels optional), or 'digits'.")
-    ],
-    target: Annotated[
-        Path | None, typer.Option("--out", help="CSV file to write. \\[default: standard output]", show_default=False)
-    ] = None,
-) -> None:
-    """Predict with one client's model, offline. If FILE has labels, print the accuracy too.
+class Format(StrEnum):
+    """Of an exported model."""
 
-    A row that cannot be scored, such as a row of zeros, has no class and no score in the CSV. Standard error lists it.
-    """
-    loaded = load_model(model)
-    labels: Sequence[str] | None = None
-    if file.endswith(".npz") and "labels" not in array_names(Path(file)):
-        features = load_unlabelled(file)
-    else:
-        dataset = load_dataset(file)
-        features, labels = dataset.features, [dataset.class_names[i] for i in dataset.labels.tolist()]
-    scores = loaded.scores(features)
-    best = scores.max(1)
-    reasons = undecided(loaded, features, scores)
-    names = loaded.class_names or [str(i) for i in range(scores.shape[1])]
-    predicted = ["" if reason else names[i] for i, reason in zip(best.indices.tolist(), reasons.tolist(), strict=True)]
-    lines = [["row", "predicted", "score"]]
-    lines += [
-        [str(i), name, f"{score:.6g}" if name else ""]
-        for i, (name, score) in enumerate(zip(predicted, best.values.tolist(), strict=True))
-    ]
-    if target is None:
-        csv.writer(sys.stdout).writerows(lines)
-    else:
-        with replacing(target) as temporary, temporary.open("w", newline="") as stream:
-            csv.writer(stream).writerows(lines)
-        err.print(f"{len(predicted)} predictions in {target}", soft_wrap=True)
-    if bool(reasons.any()):
-        err.print(f"{in_words(reasons)}; these are left empty", soft_wrap=True, highlight=False)
-    if labels is not None:
-        hits = sum(a == b for a, b in zip(predicted, labels, strict=True))
-        err.print(f"accuracy {hits / len(labels):.4f} on {len(labels)} labelled rows")
+    safetensors = "safetensors"
+    onnx = "onnx"
 
 
 def export(
     model: Annotated[Path, typer.Argument(help="Model of one client, in a folder written by `apfl run`.")],
     target: Annotated[Path, typer.Argument(help="File to write.")],
+    form: Annotated[
+        Format | None,
+        typer.Option(
+            "--format", help="Format of the file. \\[default: by its ending, else safetensors]", show_default=False
+        ),
+    ] = None,
 ) -> None:
-    """Write one self-contained file of a model that refers to a shared primary stream."""
-    write(read(model), target)
-    err.print(f"wrote {target} ({target.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
+    """Write one self-contained file of a model that refers to a shared primary stream; or an ONNX file.
+
+    An ONNX file runs without Python: float32 features in; class, scores and probabilities out. Needs the extra onnx.
+    """
+    container = read(model)
+    if form is Format.onnx or (form is None and target.suffix.lower() == ".onnx"):
+        model_of(container).to_onnx(target)
+    else:
+        write(container, target)
+    err.print(f"wrote {target} ({target.stat().st_size / 1e6:.1f} MB){whose(about(container))}", soft_wrap=True)
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show only this method.", show_default=False)] = None,
 ) -> None:
-    """List the methods, with their settings and defaults."""
+    """List the methods with their settings and defaults; of one method, what each setting means and may be."""
+    if name is not None:
+        out.print(_one_method(name))
+        return
     table = Table("method", "what it is", "settings and defaults")
-    for each in method_names() if name is None else [name]:
+    for each in method_names():
         cls = method_class(each)
-        settings = "\n".join(f"{field.name} = {field.default}" for field in fields(cls))
-        table.add_row(each, (cls.__doc__ or "").splitlines()[0], settings, end_section=True)
+        settings = "\n".join(f"{field.name} = {field.default}" for field in settings_of(cls))
+        table.add_row(each, _first_line(cls), settings, end_section=True)
     out.print(table)
+    out.print("apfl methods NAME shows what each setting means and which values it takes", style="dim")
+
+
+def _one_method(name: str) -> Table:
+    cls = method_class(name)
+    table = Table(box=SIMPLE_HEAD, title=f"{METHODS.name_of(name)}: {_first_line(cls)}", title_justify="left")
+    for head in ("setting", "default", "allowed", "what it is"):
+        table.add_column(head, no_wrap=head == "setting")
+    for each in settings_of(cls):
+        table.add_row(*map(escape, (each.name, each.default, each.allowed, each.meaning)))
+    return table
+
+
+def _first_line(cls: type[Method]) -> str:
+    return escape((cls.__doc__ or "").splitlines()[0])
 
 
 def verify(
@@ -110,11 +104,17 @@ def verify(
     beta: Annotated[float, typer.Option(help="Ridge of the refinement stream.")] = 1.0,
     client_column: ClientColumnOption = None,
     minimum: MinimumOption = None,
+    map: Annotated[str, typer.Option(help="Kind of map: random or landmarks.")] = "random",
+    bits: Annotated[int, typer.Option(help="Bits of an entry of the statistics, with landmarks; 0: float64.")] = 0,
 ) -> None:
     """Check the theorems on your own data and print how far from exact they are.
 
     Exits with code 1 if a theorem does not hold.
     """
+    if map not in ("random", "landmarks"):
+        raise unknown("map", map, ("random", "landmarks"))
+    if bits and not 8 <= bits <= 32:
+        raise InputError(f"bits {bits} given; it must be 0 or from 8 to 32")
     if not (gamma > 0 and beta > 0):
         raise InputError(f"gamma {gamma} and beta {beta} given; both must be greater than 0")
     dataset = load_dataset(data)
@@ -126,11 +126,10 @@ def verify(
     with spinner() as progress:
         progress.add_task("checking the theorems", total=None)
         for check in verify_theorems(
-            federation.train, federation.n_classes, width=width, gamma=gamma, beta=beta, seed=seed
+            federation.train, federation.n_classes, width=width, gamma=gamma, beta=beta, seed=seed, map=map, bits=bits
         ):
-            table.add_row(
-                check.statement, f"{check.difference:.1e}", f"{check.tolerance:.0e}", "yes" if check.holds else "NO"
-            )
+            allowed = "any" if math.isinf(check.tolerance) else f"{check.tolerance:.0e}"
+            table.add_row(check.statement, f"{check.difference:.1e}", allowed, "yes" if check.holds else "NO")
             all_hold &= check.holds
     out.print(table)
     if not all_hold:

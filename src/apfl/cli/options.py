@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -10,26 +10,28 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from apfl.data.load import Source
-from apfl.data.protocol import Protocol
+from apfl.data.source import Source
 from apfl.errors import InputError
-from apfl.experiments.plan import LARGEST_SEED
 
 __all__ = [
+    "TABLE",
     "AlphaOption",
     "ClientColumnOption",
     "ClientsOption",
     "DataOption",
     "DeviceOption",
+    "GroupColumnOption",
     "MinimumOption",
     "PartitionOption",
+    "TestColumnOption",
     "assignment",
     "data_changes",
     "data_options",
     "names_of",
-    "protocol_of",
-    "seeds_of",
 ]
+
+EVERY = tuple(each.name for each in fields(Source))
+TABLE = ("label_column", "feature_column", "features", "drop")  # the options of a table
 
 DeviceOption = Annotated[
     str,
@@ -61,7 +63,10 @@ ClientColumnOption = Annotated[
     str | None,
     typer.Option(help="Column that names each row's client (with --partition domains, its domain)."),
 ]
-
+TestColumnOption = Annotated[str | None, typer.Option(help="Column that is true for test rows.")]
+GroupColumnOption = Annotated[
+    str | None, typer.Option(help="Column of groups; rows of one group (a patient, say) stay on one side of the split.")
+]
 MinimumOption = Annotated[
     int | None, typer.Option(help="Fewest rows of a client in a Dirichlet draw.", show_default=False, min=1)
 ]
@@ -75,17 +80,6 @@ def names_of(text: str, have: Iterable[str]) -> list[str]:
     return names
 
 
-def seeds_of(text: str) -> list[int]:
-    """The numbers of --seeds."""
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"--seeds {text!r} given; expected whole numbers with commas, for example 0,1,2") from None
-    if not 0 <= min(seeds) <= max(seeds) <= LARGEST_SEED or len(set(seeds)) < len(seeds):
-        raise InputError(f"--seeds {text!r} given; they must be from 0 to {LARGEST_SEED} and differ from each other")
-    return seeds
-
-
 def assignment(text: str, example: str) -> tuple[str, str]:
     """Key and value of one --set; ``example`` shows what is expected."""
     key, equals, value = (part.strip() for part in text.partition("="))
@@ -95,8 +89,13 @@ def assignment(text: str, example: str) -> tuple[str, str]:
     return key, value
 
 
-def data_options(*, argument: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of `Source`: it is called with ``source``. ``argument``: DATA is an argument."""
+def data_options(
+    *, argument: bool = False, only: Sequence[str] = EVERY
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `Source`: it is called with ``source``. ``argument``: DATA is an argument.
+
+    ``only`` names some of them, for a command that has an own way to say where the data are.
+    """
 
     def options(each: Field[Any], kind: Any) -> Parameter:
         if each.name == "data" and argument:
@@ -106,7 +105,7 @@ def data_options(*, argument: bool = False) -> Callable[[Callable[..., None]], C
         info = typer.Option(help=_with_default(each, unset), show_default=each.default is not None)
         return Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=Annotated[kind, info])
 
-    return _adding(options, "source", lambda given: Source(**given))
+    return _adding(options, "source", lambda given: Source(**given), only)
 
 
 def data_changes(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -129,46 +128,30 @@ def _with_default(each: Field[Any], default: str) -> str:
 
 
 def _adding(
-    options: Callable[[Field[Any], Any], Parameter], name: str, gather: Callable[[dict[str, Any]], Any]
+    options: Callable[[Field[Any], Any], Parameter],
+    name: str,
+    gather: Callable[[dict[str, Any]], Any],
+    only: Sequence[str] = EVERY,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator that puts one option for each field of `Source` in the place of the parameter ``name``; typer reads
     the signature. --data comes first of all."""
     kinds = get_type_hints(Source)
-    first, *rest = (options(each, kinds[each.name]) for each in fields(Source))
+    made = [options(each, kinds[each.name]) for each in fields(Source) if each.name in only]
+    first = [each for each in made if each.name == "data"]
+    rest = [each for each in made if each.name != "data"]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def called(**given: Any) -> None:
-            command(**{name: gather({each.name: given.pop(each.name) for each in fields(Source)})}, **given)
+            command(**{name: gather({each.name: given.pop(each.name) for each in made})}, **given)
 
         own = [
             each.replace(kind=Parameter.KEYWORD_ONLY) for each in signature(command, eval_str=True).parameters.values()
         ]
         place = [each.name for each in own].index(name)
-        parameters = [first, *own[:place], *rest, *own[place + 1 :]]
+        parameters = [*first, *own[:place], *rest, *own[place + 1 :]]
         called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         called.__annotations__ = {each.name: each.annotation for each in parameters}
         return called
 
     return decorate
-
-
-def protocol_of(
-    clients: int | None,
-    alpha: float,
-    partition: str | None,
-    client_column: str | None,
-    test_column: str | None = None,
-    group_column: str | None = None,
-    test_fraction: float = Protocol.test_fraction,
-    minimum: int | None = None,
-    classes_per_client: int = Protocol.classes_per_client,
-) -> Protocol:
-    """The protocol of --clients, --alpha, --partition and the columns."""
-    if partition is None:
-        partition = Protocol.partition if client_column is None else "given"
-    if clients is None and partition != "given":
-        clients = Protocol.n_clients
-    return Protocol(
-        partition, clients, alpha, minimum, classes_per_client, test_fraction, client_column, test_column, group_column
-    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -16,10 +18,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from apfl.experiments.pool import Event
-from apfl.experiments.record import Record
+from apfl.errors import printable
 
-__all__ = ["Board", "Counter", "ended", "err", "line", "out", "spinner"]
+if TYPE_CHECKING:  # commands that have no data need no torch, which takes seconds
+    from apfl.data.federation import Dataset
+    from apfl.data.protocol import Protocol
+    from apfl.experiments.pool import Event
+    from apfl.experiments.record import Record
+
+__all__ = ["Board", "Counter", "end_as_interrupted", "ended", "err", "line", "out", "spinner", "tell_hints"]
 
 # Titles, names and paths are the user's own: "[red]" or ":smile:" in them is what they are called.
 out, err = Console(markup=False, emoji=False), Console(stderr=True, markup=False, emoji=False)
@@ -31,10 +38,27 @@ def spinner() -> Progress:
     return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
 
 
+def end_as_interrupted() -> Any:
+    """SIGTERM, which service managers and schedulers send, ends as Ctrl-C does: children first. The former handler."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    return signal.signal(signal.SIGTERM, interrupt)
+
+
 def line(words: str) -> None:
     """For whoever reads a log; on a terminal something moves, and that is enough."""
     if not err.is_terminal:
         err.print(words, soft_wrap=True, highlight=False)
+
+
+def tell_hints(dataset: Dataset, protocol: Protocol) -> None:
+    """Which columns of a table are features, and what to look at."""
+    from apfl.data.hints import hints
+
+    for each in hints(dataset, protocol):
+        err.print(printable(each, 2000), soft_wrap=True, highlight=False)
 
 
 def ended(n: int, total: int, record: Record) -> None:

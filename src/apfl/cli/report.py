@@ -14,6 +14,7 @@ from apfl.cli.progress import err, out
 from apfl.errors import InputError, unknown
 from apfl.experiments.record import Record
 from apfl.files import replacing
+from apfl.report import TITLE
 from apfl.report.figures import FIGURES
 from apfl.report.formats import FORMATS, terminal
 from apfl.report.results import METRICS, results
@@ -58,15 +59,15 @@ def table(
     """
     if style not in FORMATS:
         raise unknown("format", style, FORMATS)
-    found = results(gather(_chosen(paths, methods, federation)), metric, against)
+    compared = results(gather(_chosen(paths, methods, federation)), metric, against)
     if target is not None:
         with replacing(target) as temporary:
-            temporary.write_text(FORMATS[style](found, digits), encoding="utf-8")
+            temporary.write_text(FORMATS[style](compared, digits), encoding="utf-8")
         err.print(f"wrote {target}", soft_wrap=True, highlight=False)
     elif style == "terminal":
-        out.print(terminal(found, out.width, digits))
+        out.print(terminal(compared, out.width, digits))
     else:
-        sys.stdout.write(FORMATS[style](found, digits))
+        sys.stdout.write(FORMATS[style](compared, digits))
 
 
 def plot(
@@ -105,7 +106,7 @@ def plot(
 def report(
     paths: RecordsArgument,
     target: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Title of the page.")] = "Personalised federated learning: results",
+    title: Annotated[str, typer.Option(help="Title of the page.")] = TITLE,
     methods: MethodsOption = None,
     federation: FederationOption = None,
     against: AgainstOption = None,
@@ -153,16 +154,20 @@ def track(
 
 def _chosen(paths: list[Path], methods: str | None, federation: str | None) -> list[Record]:
     """The records that are asked for."""
-    records = read(paths)
-    if methods is not None:
-        have = sorted({record.method for record in records})
-        wanted = names_of(methods, have)
-        for name in wanted:
-            if name not in have:
-                raise unknown("method in these records", name, have)
-        records = [record for record in records if record.method in wanted]
-    if federation is None:
-        return records
+    records = read(paths) if methods is None else _of_methods(read(paths), methods)
+    return records if federation is None else _of_federation(records, federation)
+
+
+def _of_methods(records: list[Record], methods: str) -> list[Record]:
+    have = sorted({record.method for record in records})
+    wanted = names_of(methods, have)
+    for name in wanted:
+        if name not in have:
+            raise unknown("method in these records", name, have)
+    return [record for record in records if record.method in wanted]
+
+
+def _of_federation(records: list[Record], federation: str) -> list[Record]:
     sheet = gather(records)
     kept = [column for column in sheet.columns if federation in column.label]
     if not kept:

@@ -13,7 +13,9 @@ from apfl.cli.options import data_changes
 from apfl.cli.progress import out
 from apfl.data.device import float64_device
 from apfl.data.load import Source, load_data
+from apfl.data.registry import is_path
 from apfl.experiments.rerun import differences, run_again, select
+from apfl.methods import METHODS
 from apfl.report.sheet import read
 
 __all__ = ["rerun"]
@@ -24,7 +26,12 @@ def rerun(
     record: Annotated[
         Path, typer.Argument(help="Record (.json); or records.jsonl or a folder, with options that select one record.")
     ],
-    method: Annotated[str | None, typer.Option(help="Select the record of this method.", show_default=False)] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="Select the record of this method. ./mine.py:Mine also says where your own is now.", show_default=False
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Select the record with this seed.", show_default=False)] = None,
     clients: Annotated[
         int | None, typer.Option(help="Select the record with this number of clients.", show_default=False)
@@ -40,16 +47,18 @@ def rerun(
     changed since. Exits with code 0 if every number is the same. If not, lists
     the differences and exits with code 1.
     """
-    one = select(read([record]), record, method=method, seed=seed, n_clients=clients, alpha=alpha)
+    name = None if method is None else METHODS.name_of(method)
+    one = select(read([record]), record, method=name, seed=seed, n_clients=clients, alpha=alpha)
     source = Source(**{"data": one.data, **one.source, **changes})
     dataset = load_data(source, device=device or "auto", extract=extract_aloud)
-    again = run_again(one, dataset, float64_device(device or one.device))
-    found = differences(one, again)
+    method_file = method if method is not None and is_path(method) else None
+    again = run_again(one, dataset, float64_device(device or one.device), method_file)
+    differing = differences(one, again)
     what = f"{one.method}, seed {one.seed}: accuracy {100 * one.accuracy_client_mean:.4f} % then"
-    if not found:
+    if not differing:
         out.print(f"matched: {what} and now, and every other number", soft_wrap=True)
         return
     out.print(f"DIFFERS: {what}, {100 * again.accuracy_client_mean:.4f} % now", soft_wrap=True)
-    for line in found:
+    for line in differing:
         out.print(f"  {line}", soft_wrap=True)
     raise typer.Exit(1)

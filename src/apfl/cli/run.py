@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import fields, replace
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,33 +15,30 @@ from apfl.cli.options import (
     ClientColumnOption,
     ClientsOption,
     DeviceOption,
+    GroupColumnOption,
     MinimumOption,
     PartitionOption,
+    TestColumnOption,
     assignment,
     data_options,
     names_of,
-    protocol_of,
-    seeds_of,
 )
-from apfl.cli.progress import ended, err, line, out, spinner
+from apfl.cli.progress import ended, err, line, out, spinner, tell_hints
 from apfl.data.device import float64_device
-from apfl.data.federation import Dataset, Federation
 from apfl.data.load import Source, load_data
+from apfl.data.protocol import Protocol, protocol_of
+from apfl.data.tables import listed
 from apfl.errors import InputError
-from apfl.experiments.record import Record, keep_record, read_records
-from apfl.experiments.run import Protocol, federate, save_models
-from apfl.experiments.run import run as run_method
-from apfl.experiments.tuning import tune_once
-from apfl.files import replacing
-from apfl.methods import METHODS, Method, load_method, method_class, method_names
+from apfl.experiments.record import Record
+from apfl.experiments.seeds import seeds_of
+from apfl.experiments.study import DEFAULT_METHODS, Study, chosen_methods, execute, leave_no_empty, tuned
+from apfl.maths.machine import threads
+from apfl.methods import METHODS, Method, method_class, method_names
+from apfl.models.file import model_file
+from apfl.report.caveats import too_wide
 from apfl.report.terminal import results_table
 
 __all__ = ["run"]
-
-TestColumnOption = Annotated[str | None, typer.Option(help="Column that is true for test rows.")]
-GroupColumnOption = Annotated[
-    str | None, typer.Option(help="Column of groups; rows of one group (a patient, say) stay on one side of the split.")
-]
 
 
 @data_options()
@@ -55,15 +49,26 @@ def run(
     methods: Annotated[
         str,
         typer.Option(help="Methods to run, separated by commas; see `apfl methods`. Your own: ./mine.py:Mine."),
-    ] = "local_ridge,afl,central,apfl_paper,apfl",
+    ] = ",".join(DEFAULT_METHODS),
     seeds: Annotated[
-        str, typer.Option(help="Seeds, separated by commas; each draws its own partition and maps.")
-    ] = "0,1,2",
+        str, typer.Option(help="Seeds: how many, or a list (0,1,2 or 7,); each draws its own partition and maps.")
+    ] = "3",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change a setting: METHOD.KEY=VALUE, for example apfl.balance=0.3. Repeatable."),
     ] = None,
     device: DeviceOption = "auto",
+    n_threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            help="Threads of torch and BLAS (recorded: another number may change the last digits). On a busy machine, "
+            "1 is often fastest. \\[default: one for each core]",
+            show_default=False,
+            min=1,
+            metavar="N",
+        ),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option("--out", help="Folder for records and models. \\[default: runs/DATA-TIME]", show_default=False),
@@ -76,7 +81,7 @@ def run(
     test_column: TestColumnOption = None,
     group_column: GroupColumnOption = None,
     test_fraction: Annotated[
-        float, typer.Option(help="Share of each client's rows for testing.")
+        float, typer.Option(help="Share of each client's rows for testing; 0 trains on all rows, for deployment.")
     ] = Protocol.test_fraction,
     minimum: MinimumOption = None,
     classes_per_client: Annotated[
@@ -88,49 +93,74 @@ def run(
     """Run methods on one federation and print a table. No arguments are needed.
 
     Writes OUT/records.jsonl, one line for each method and seed, and
-    OUT/models/METHOD/seed-S/client-K.safetensors. Each finished method is on
-    disk before the next one begins.
+    OUT/models/METHOD/seed-S/client-K-NAME.safetensors. Each finished method is
+    on disk before the next one begins.
     """
     protocol = protocol_of(
         clients, alpha, partition, client_column, test_column, group_column, test_fraction, minimum, classes_per_client
     )
     chosen = _methods(methods, settings or [])
-    seed_list = seeds_of(seeds)
-    where = float64_device(device)
+    seed_list, where = seeds_of(seeds), float64_device(device)
     dataset = load_data(source, device=device, extract=extract_aloud)
-    # Everything that can be refused is refused before anything is run or written.
-    federations = {seed: federate(dataset, protocol, seed) for seed in seed_list}
     folder = folder or Path("runs") / f"{Path(dataset.name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    _check_test_rows(federations.values())
+    study = Study(dataset, protocol, chosen, seed_list, folder, where, save, source.changed())
+    names = study.federations[seed_list[0]].names  # dealt out, or refused, before anything is said or written
+    tell_hints(dataset, protocol)
     records: list[Record] = []
     try:
-        if tune:
-            _check_folder(folder, dataset, protocol, {}, seed_list)
-            chosen = _tuned(chosen, federations[seed_list[0]].to(where), dataset, protocol, seed_list[0], folder)
-        _check_folder(folder, dataset, protocol, chosen, seed_list)
-        for seed, federation in federations.items():
-            for record in _run_seed(
-                federation.to(where), dataset, protocol, chosen, seed, folder, save, source.changed()
-            ):
+        with threads(n_threads), _Steps() as steps:
+            if tune:
+                study = tuned(study, steps.show, lambda name: line(f"tuned {name}"))
+            for record in execute(study, steps.show):
                 records.append(record)
-                ended(len(records), len(federations) * len(chosen), record)
+                ended(len(records), len(seed_list) * len(chosen), record)
     except KeyboardInterrupt:
-        _leave_no_empty(folder)
+        leave_no_empty(folder)
         err.print(_stopped(folder, len(records)), soft_wrap=True, highlight=False)
         raise typer.Exit(130) from None
     except InputError:
-        _leave_no_empty(folder)
+        leave_no_empty(folder)
         raise
-    out.print(results_table(records), markup=True)
-    _print_choices([record for record in records if record.chosen and record.seed == seed_list[0]])
-    out.print(
-        f"records: {folder / 'records.jsonl'}" + (f"   models: {folder / 'models'}" if save else ""), soft_wrap=True
-    )
+    if records:
+        out.print(results_table(records), markup=True)
+        _print_choices([record for record in records if record.chosen and record.seed == seed_list[0]])
+        if told := too_wide(records):
+            out.print(told, style="dim", soft_wrap=True, highlight=False)
+        out.print(f"records: {folder / 'records.jsonl'}", end="   " if save else "\n", soft_wrap=True)
+    else:
+        out.print("trained on all rows: there are no test rows, so there is no table and no record", soft_wrap=True)
+    if save:
+        out.print(f"models: {folder / 'models'}", soft_wrap=True)
+        _print_clients(names)
 
 
-def _check_test_rows(federations: Iterable[Federation]) -> None:
-    if not any(len(shard) for federation in federations for shard in federation.test):
-        raise InputError("no client has test rows, so there would be nothing to measure; keep some back for testing")
+def _print_clients(names: Sequence[str]) -> None:
+    """The files of clients that have names."""
+    files = [model_file(k, name) for k, name in enumerate(names) if name != str(k)]
+    if files:
+        out.print(f"in METHOD/seed-S: {listed(files)}", soft_wrap=True, highlight=False)
+
+
+class _Steps:
+    """What is being done, on a terminal: each thing with its own clock."""
+
+    def __init__(self) -> None:
+        self.progress, self.what = spinner(), ""
+
+    def __enter__(self) -> _Steps:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def show(self, what: str, detail: str) -> None:
+        if what != self.what:
+            for task in self.progress.task_ids:
+                self.progress.remove_task(task)
+            self.progress.add_task(what, total=None)
+            self.what = what
+        self.progress.update(self.progress.task_ids[0], description=f"{what}  {detail}")
 
 
 def _print_choices(records: Sequence[Record]) -> None:
@@ -139,66 +169,6 @@ def _print_choices(records: Sequence[Record]) -> None:
         plain = {key: value for key, value in record.chosen.items() if isinstance(value, int | float | str)}
         what = ", ".join(f"{key} = {_short(value)}" for key, value in plain.items())
         out.print(f"{record.method} chose {what}", style="dim")
-
-
-def _run_seed(
-    federation: Federation,
-    dataset: Dataset,
-    protocol: Protocol,
-    chosen: dict[str, Method],
-    seed: int,
-    folder: Path,
-    save: bool,
-    source: Mapping[str, Any],
-) -> Iterator[Record]:
-    """Run every method on one federation; a record is yielded when it and its models are on disk."""
-    with spinner() as progress:
-        for name, method in chosen.items():
-            task = progress.add_task(f"seed {seed}  {name}", total=None)
-            checkpoint = folder / "checkpoints" / f"{name}-seed-{seed}.safetensors"
-            record, models = run_method(
-                name, method, federation, dataset, protocol, seed,
-                on_round=lambda r, task=task, name=name: progress.update(  # type: ignore[misc]
-                    task, description=f"seed {seed}  {name}  round {r.index}"
-                ),
-                checkpoint=checkpoint,
-            )  # fmt: skip
-            if save:
-                progress.update(task, description=f"seed {seed}  {name}  writing models")
-                save_models(models, folder / "models" / name / f"seed-{seed}", dataset.class_names)
-            record = replace(record, source=dict(source))  # where `apfl rerun` finds the same data
-            keep_record(record, folder / "records.jsonl")
-            checkpoint.unlink(missing_ok=True)
-            yield record
-            progress.remove_task(task)
-
-
-def _tuned(
-    methods: dict[str, Method], federation: Federation, dataset: Dataset, protocol: Protocol, seed: int, folder: Path
-) -> dict[str, Method]:
-    """The methods with the settings that tuning chose, kept in OUT/tuning.jsonl."""
-    run, tuned = [dataset.sha256, _as_json(protocol)], {}
-    with spinner() as progress:
-        for name, method in methods.items():
-            task = progress.add_task(f"tuning {name}", total=None)
-            path = folder / "tuning.jsonl"
-            found = tune_once(
-                path, name, method, federation.train, federation.n_classes, seed, run,
-                on_round=lambda share, task=task, name=name: progress.update(  # type: ignore[misc]
-                    task, description=f"tuning {name}  {share:.0%}"
-                ),
-                checkpoint=folder / "checkpoints" / f"tuning-{name}.safetensors",
-            )  # fmt: skip
-            tuned[name] = found.method
-            progress.remove_task(task)
-            if found.results:  # it has something to tune
-                line(f"tuned {name}")
-    return tuned
-
-
-def _leave_no_empty(folder: Path) -> None:
-    with suppress(OSError):  # there is something in it, or it was never made
-        folder.rmdir()
 
 
 def _stopped(folder: Path, n_records: int) -> str:
@@ -216,39 +186,17 @@ def _stopped(folder: Path, n_records: int) -> str:
 
 def _methods(names: str, assignments: Sequence[str]) -> dict[str, Method]:
     """The methods asked for, with the settings of --set."""
-    wanted = METHODS.by_name(names_of(names, method_names()))
-    settings: dict[str, dict[str, Any]] = {name: {} for name, given in wanted.items() if method_class(given)}
+    wanted, settings = names_of(names, method_names()), dict[str, dict[str, str]]()
+    running = [name for name, given in METHODS.by_name(wanted).items() if method_class(given)]
     for text in assignments:
         full_key, value = assignment(text, "apfl.balance=0.3")
         method, _, key = full_key.partition(".")
-        if method not in settings:
+        if method not in running:
             method_class(method)
             raise InputError(f"--set {text!r} is for {method}, which is not run; add it to --methods")
-        settings[method][key] = value
-    return {name: load_method(given, **settings[name]) for name, given in wanted.items()}
-
-
-def _check_folder(
-    folder: Path, dataset: Dataset, protocol: Protocol, chosen: dict[str, Method], seeds: Sequence[int]
-) -> None:
-    """Refuse a folder that cannot be written or that holds records of something else."""
-    for record in read_records(folder / "records.jsonl"):
-        planned = chosen.get(record.method) if record.seed in seeds else None
-        same_data = record.data_sha256 == dataset.sha256 and dict(record.protocol) == _as_json(protocol)
-        if not same_data or (planned is not None and dict(record.settings) != _as_json(planned)):
-            raise InputError(
-                f"{folder} holds records of another run ({record.method}, seed {record.seed}, {record.data}); "
-                "choose another --out, or remove it first"
-            )
-    probe = folder / f".write-test-{time.time_ns()}"
-    with replacing(probe) as temporary:
-        temporary.touch()
-    probe.unlink()
+        settings.setdefault(method, {})[key] = value
+    return chosen_methods(wanted, settings)
 
 
 def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _as_json(settings: Any) -> dict[str, Any]:
-    return {field.name: getattr(settings, field.name) for field in fields(settings)}

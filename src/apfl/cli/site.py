@@ -1,74 +1,48 @@
-"""``apfl federate keys``, ``join`` and ``simulate``; and what these share with the server's commands."""
+"""``apfl federate join`` and ``simulate``."""
 
 from __future__ import annotations
 
-import json
-import signal
+import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apfl.cli.options import assignment
-from apfl.cli.progress import err, out
-from apfl.errors import InputError, optional
-from apfl.federate import Site, Terms
-from apfl.federate.flower.join import PATIENCE, Connection, stay_connected
+from apfl.cli.federation import (
+    JsonOption,
+    SetOption,
+    method_settings,
+    need_flower,
+    refuse_predict,
+    status_of_folder,
+)
+from apfl.cli.options import (
+    TABLE,
+    ClientColumnOption,
+    GroupColumnOption,
+    PartitionOption,
+    TestColumnOption,
+    data_options,
+)
+from apfl.cli.progress import end_as_interrupted, err, out
+from apfl.data.source import Source
+from apfl.data.tables import listed
+from apfl.errors import InputError, printable
+from apfl.federate.flower.join import PATIENCE, Connection, changed_rows, stay_connected
 from apfl.federate.flower.processes import is_loopback, split_address
-from apfl.federate.status import status_of
-from apfl.report.terminal import status_view
+from apfl.files import make_private
 
-__all__ = [
-    "JsonOption",
-    "SetOption",
-    "end_as_interrupted",
-    "join",
-    "keys",
-    "method_settings",
-    "need_flower",
-    "refuse_predict",
-    "simulate",
-    "status_of_folder",
-]
-N_LINES = 8  # of what happened last, below a status that is watched
+if TYPE_CHECKING:
+    from apfl.federate import Site
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines, for other programs.")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change a setting of the method: KEY=VALUE (see `apfl methods apfl`). Repeatable."),
-]
+__all__ = ["join", "simulate"]
 
 
-def keys(
-    folder: Annotated[Path, typer.Argument(help="Folder to write to; the server reads keys/ in its own folder.")],
-    host: Annotated[
-        list[str] | None, typer.Option(help="Name or address by which sites reach the server. Repeatable.")
-    ] = None,
-    site: Annotated[list[str] | None, typer.Option(help="Make a key pair for this site. Repeatable.")] = None,
-    days: Annotated[int, typer.Option(help="Days for which the server's certificate is valid.", min=1)] = 825,
-) -> None:
-    """Make certificates for the server (--host) and key pairs for sites (--site).
-
-    A site can make its own pair and send only NAME.pub. Whoever holds NAME.key can act as that site.
-    """
-    need_flower()
-    from apfl.federate.flower.keys import make_certificates, make_site_key
-
-    if not (host or site):
-        raise InputError("nothing to make: give --host NAME for the server's certificate, --site NAME for key pairs")
-    if host:
-        made = make_certificates(folder, host, days)
-        out.print(f"{made.certificate} for {', '.join(host)}; sites need {made.authority}", soft_wrap=True)
-    for name in site or []:
-        private, public = make_site_key(folder, name)
-        out.print(f"{private} goes to {name} and nowhere else; {public} stays with the server", soft_wrap=True)
-
-
+@data_options(only=TABLE)
 def join(
     server: Annotated[str, typer.Option(help="Server to connect to, HOST:PORT.")],
-    data: Annotated[str, typer.Option(help="Features file with labels (.npz, .csv, .parquet).")],
+    data: Annotated[str, typer.Option(help="Features file or table with labels (.npz, .csv, .parquet).")],
     name: Annotated[str, typer.Option(help="Name of this site, the same as in its key's file name.")],
     folder: Annotated[
         Path | None, typer.Option(help="Folder of this site: model, log, what was sent. \\[default: sites/NAME]")
@@ -81,29 +55,43 @@ def join(
     terms: Annotated[
         Path | None, typer.Option(help="Terms of the server, terms.json; take part only under these.")
     ] = None,
+    roster: Annotated[
+        Path | None, typer.Option(help="Roster of this site, for masked sums; compare its fingerprint first.")
+    ] = None,
+    identity: Annotated[Path | None, typer.Option(help="Identity of this site on the roster, NAME.identity.")] = None,
     show: Annotated[
         bool, typer.Option("--show-what-leaves", help="List what would leave this site, and stop.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Send what is listed without asking for confirmation.")] = False,
     min_per_class: Annotated[
-        int, typer.Option(help="Refuse a federation that shares classes with fewer rows than this.", min=1)
-    ] = Terms.min_per_class,
+        int | None,
+        typer.Option(help="Refuse a federation that shares classes with fewer rows than this. \\[default: 2]", min=1),
+    ] = None,
     contribute: Annotated[
         bool, typer.Option("--contribute/--only-receive", help="Send statistics, or only receive the primary.")
     ] = True,
+    rejoin: Annotated[
+        bool,
+        typer.Option(
+            "--rejoin",
+            help="If the rows have changed since they were contributed, leave and join with them in one step. A site "
+            "that left comes back, if the server admits its key again.",
+        ),
+    ] = False,
     report: Annotated[
         bool, typer.Option("--report", help="Report the accuracy on this site's test rows to the server.")
     ] = False,
-    test_column: Annotated[str | None, typer.Option(help="Column that is true for test rows.")] = None,
-    test_fraction: Annotated[float, typer.Option(help="Share of the rows for testing.", min=0, max=0.9)] = 0.0,
-    group_column: Annotated[
-        str | None,
-        typer.Option(help="Column of groups; rows of one group (a patient, say) stay on one side of the split."),
+    test_column: TestColumnOption = None,
+    test_fraction: Annotated[
+        float | None, typer.Option(help="Share of the rows for testing. \\[default: none]", min=0, max=0.9)
     ] = None,
+    group_column: GroupColumnOption = None,
     predict: Annotated[str | None, typer.Option(hidden=True)] = None,
     patience: Annotated[
         float, typer.Option(help="Seconds to keep trying while the server rejects the key.")
     ] = PATIENCE,
+    *,
+    source: Source,
 ) -> None:
     """Take part in a federation with the rows of one file.
 
@@ -112,27 +100,51 @@ def join(
     FOLDER/FEDERATION/NAME/model.safetensors; `apfl predict` uses it offline.
     """
     refuse_predict(predict is not None)
-    _check_connection(server, name, ca, insecure)
-    _check_files(ca, key, terms)
+    _check_connection(server, name, ca, key, insecure)
+    _check_files(ca, key, terms, roster, identity)
+    if (roster is None) != (identity is None):
+        raise InputError("--roster and --identity belong together: a site masks as the member that its identity makes")
+    if rejoin and not contribute:
+        raise InputError("--rejoin and --only-receive given; a site that only receives has nothing to join with")
     folder = folder or Path("sites") / name
     split = {"test_column": test_column, "test_fraction": test_fraction, "group_column": group_column}
-    site = Site.from_file(folder, name, data, **split)  # type: ignore[arg-type]
-    agreement = terms.read_bytes() if terms else Terms("unknown", min_per_class=min_per_class).to_json().encode()
-    err.print(f"What leaves {name}" + ("" if terms else ", under the default terms (pass --terms to be exact)") + ":")
-    for line in site.what_leaves(agreement).lines() if contribute else ["nothing: this site only receives"]:
-        err.print(f"  - {line}", highlight=False, soft_wrap=True)
+    split |= {option: getattr(source, option) for option in TABLE}
+    given = {key: value for key, value in split.items() if value is not None}  # the site has the defaults
+    _check_quotes(given)
+    from apfl.federate import Site, Terms  # here: what was given wrongly is said without torch, which takes seconds
+
+    min_per_class = min_per_class or Terms.min_per_class
+    site = Site.from_file(folder, name, data, **given)  # type: ignore[arg-type]
+    _tell_what_leaves(site, terms, min_per_class, contribute)
+    _tell_features(site)
+    _tell_changes(site, rejoin)
+    if roster is not None and identity is not None:
+        _tell_roster(name, roster, identity)
     if show:
         return
     need_flower()
     if not yes and not typer.confirm("May this leave?", err=True):
         raise InputError("nothing was sent")
-    rows = str(Path(data).absolute()) if Path(data).exists() else data
     config: dict[str, Any] = {
-        "min-per-class": min_per_class, "contribute": contribute, "report": report, "test-fraction": test_fraction,
-        "test-column": test_column or "", "group-column": group_column or "",
-        "terms": str(terms.absolute()) if terms else "",
+        "min-per-class": min_per_class, "contribute": contribute, "rejoin": rejoin, "report": report,
+        "terms": _absolute(terms), "authority": "" if insecure else _absolute(ca),
+        "roster": _absolute(roster), "identity": _absolute(identity),
+        **{key.replace("_", "-"): value for key, value in given.items()},
     }  # fmt: skip
-    connection = Connection(folder, name, rows, server, None if insecure else ca, key, config)
+    rows = str(Path(data).absolute()) if Path(data).exists() else data
+    _connect(Connection(folder, name, rows, server, None if insecure else ca, key, config), patience)
+
+
+def _absolute(path: Path | None) -> str:
+    return "" if path is None else str(path.absolute())
+
+
+def _connect(connection: Connection, patience: float) -> None:
+    """Stay connected until the user interrupts; what is written from here on is private."""
+    folder, name = connection.folder, connection.name
+    os.umask(0o077)
+    for kept in (folder / "flower", folder / "supernode.log", *folder.glob(f"*/{name}")):
+        make_private(kept)  # an earlier version left them readable
     end_as_interrupted()
     try:
         stay_connected(
@@ -142,8 +154,52 @@ def join(
         err.print(f"{name}: disconnected; what it contributed counts until `apfl federate leave`")
 
 
-def _check_connection(server: str, name: str, ca: Path | None, insecure: bool) -> None:
+def _tell_what_leaves(site: Site, terms: Path | None, min_per_class: int, contribute: bool) -> None:
+    """List what the site would send, under the server's terms or the default ones."""
+    from apfl.federate import Terms
+
+    agreement = terms.read_bytes() if terms else Terms("unknown", min_per_class=min_per_class).to_json().encode()
+    under = "" if terms else ", under the default terms (pass --terms to be exact)"
+    err.print(f"What leaves {site.name}{under}:")
+    for line in site.what_leaves(agreement).lines() if contribute else ["nothing: this site only receives"]:
+        err.print(f"  - {printable(line, 10_000)}", highlight=False, soft_wrap=True)
+
+
+def _tell_roster(name: str, roster: Path, identity: Path) -> None:
+    """Say who may be in a sum with this site, after a check that the site itself may."""
+    from apfl.federate.masked.rosters import read_identity, read_roster
+    from apfl.federate.secure import Member
+
+    members = Member(name, read_identity(identity), read_roster(roster), federation="?").roster
+    err.print(
+        f"{name}: masked with {listed(list(members.names))}; {members.threshold} of {len(members)} must answer. "
+        f"Compare the roster's fingerprint with the other sites': {members.fingerprint}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _tell_features(site: Site) -> None:
+    """A server sees how many features there are, not what they are called."""
+    if names := site.about.get("feature_names"):
+        sentence = f"features: {listed(names)}; all sites must have the same, in this order (--features sets it)"
+        err.print(f"{site.name}: {printable(sentence, 2000)}", highlight=False, soft_wrap=True)
+
+
+def _tell_changes(site: Site, rejoin: bool) -> None:
+    """Say that the rows are no longer those that were contributed."""
+    for federation, how in site.changes().items():
+        sentence = changed_rows(federation, how)
+        if rejoin:
+            sentence = f"with the next run these rows take the place of those contributed to {federation} ({how})"
+        err.print(f"{site.name}: {sentence}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _check_connection(server: str, name: str, ca: Path | None, key: Path | None, insecure: bool) -> None:
+    """Refuse what could only be turned away, again and again: a server with certificates admits sites by their keys."""
     address, _ = split_address(server)
+    if not insecure and (ca is None) != (key is None):
+        given, other = ("--ca", f"--key {name}.key") if key is None else ("--key", "--ca ca.crt")
+        raise InputError(f"{given} given without {other}: a server that has certificates admits sites by their keys")
     if ca is None and not insecure and not is_loopback(address):
         raise InputError(f"{server} is another machine: give --ca ca.crt and --key {name}.key, or accept --insecure")
 
@@ -154,72 +210,46 @@ def _check_files(*paths: Path | None) -> None:
             raise InputError(f"there is no file {path}")
 
 
+def _check_quotes(given: dict[str, Any]) -> None:
+    """Flower's configuration of a site holds no text with quotes in it."""
+    for option, value in given.items():
+        if isinstance(value, str) and '"' in value:
+            raise InputError(f"--{option.replace('_', '-')} {value} given; rename the column: no quotes are allowed")
+
+
+@data_options(only=("data", *TABLE))
 def simulate(
-    data: Annotated[str, typer.Option(help="Data, as for `apfl run`: 'digits' or a features file.")] = "digits",
-    clients: Annotated[int, typer.Option(help="Number of sites.", min=2)] = 10,
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of sites. \\[default: 10, unless --client-column names them]", min=2, show_default=False
+        ),
+    ] = None,
     alpha: Annotated[float, typer.Option(help="Dirichlet concentration; smaller means more heterogeneous.")] = 0.5,
-    partition: Annotated[str, typer.Option(help="Partition of rows into sites, as for `apfl run`.")] = "dirichlet",
+    partition: PartitionOption = None,
+    client_column: ClientColumnOption = None,
     seed: Annotated[int, typer.Option(help="Seed of the partition and the maps.", min=0)] = 0,
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder of the federation. \\[default: runs/federation-TIME]")
     ] = None,
     settings: SetOption = None,
     as_json: JsonOption = False,
+    *,
+    source: Source,
 ) -> None:
     """Run the whole federation on this machine, in Flower's simulation engine."""
     need_flower()
-    from apfl.experiments.run import Protocol
+    from apfl.data.protocol import protocol_of
+    from apfl.federate import Terms
     from apfl.federate.flower.simulate import simulate as simulated
 
     folder = folder or Path("runs") / f"federation-{time.strftime('%Y%m%d-%H%M%S')}"
-    protocol = Protocol(partition, clients, alpha)
-    terms = Terms.checked(
-        {"federation": "simulated", "seed": seed, "quorum": clients, "method": method_settings(settings)}
-    )
-    simulated(folder, data, protocol, seed, terms, as_json=as_json)
+    protocol = protocol_of(clients, alpha, partition, client_column)
+    terms = Terms.checked({"federation": "simulated", "seed": seed, "method": method_settings(settings)})
+    names = simulated(folder, source, protocol, seed, terms, as_json=as_json)
     out.print(status_of_folder(folder, as_json)(), soft_wrap=as_json)
     if not as_json:
+        if client_column is not None:
+            sentence = listed([f"{site} is {printable(name, 60)}" for site, name in names.items()])
+            out.print(f"sites: {sentence}", soft_wrap=True, highlight=False)
         out.print(f"models: {folder}/sites/*/simulated/*/model.safetensors", soft_wrap=True)
-
-
-def method_settings(assignments: list[str] | None) -> dict[str, str]:
-    """What --set says."""
-    return dict(assignment(text, "d_primary=1024") for text in assignments or [])
-
-
-def status_of_folder(folder: Path, as_json: bool, recent: bool = False) -> Callable[[], Any]:
-    """How to see where a federation stands: each call looks anew."""
-    from apfl.federate.flower.events import Events, in_words
-
-    def view() -> Any:
-        found = status_of(folder)
-        if as_json:
-            return json.dumps(found)
-        expected = [path.stem for path in (folder / "keys").glob("*.pub")]
-        lines = [in_words(event) for _, event in Events.read(folder / "events.jsonl")][-N_LINES:] if recent else []
-        return status_view(found, expected, lines)
-
-    return view
-
-
-def end_as_interrupted() -> None:
-    """SIGTERM, which service managers send, ends as Ctrl-C does: children first."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-
-
-def refuse_predict(given: bool) -> None:
-    """A server no longer has sites predict."""
-    if given:
-        raise InputError(
-            "--predict given; a server no longer has sites predict. At the site, use its own model: "
-            "apfl predict FOLDER/FEDERATION/NAME/model.safetensors FILE"
-        )
-
-
-def need_flower() -> None:
-    """One line that says what to install, where Flower is missing."""
-    optional("flwr", "flower")

@@ -13,18 +13,31 @@ from torch import Tensor
 from apfl.data.missing import refuse_missing
 from apfl.errors import InputError, unknown
 
-__all__ = ["Dataset", "Federation", "Shard"]
+__all__ = ["Dataset", "Federation", "Shard", "counted", "values_of"]
 
 
 def values_of(column: str, file: str) -> str:
     """What a message calls the values of a column, whose rows it counts: the header of a CSV is none of them."""
-    counted = " (row 0 follows the header)" if file.lower().endswith(".csv") else ""
+    counted = " (row 0 follows the header)" if file.lower().removesuffix(".gz").endswith((".csv", ".tsv")) else ""
     return f"values in column '{column}' of {file}{counted}"
+
+
+def counted(n: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "row"), counted(2, "class")
+    ('1 row', '2 classes')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Features and labels in one place, before they are spread over clients."""
+    """Features and labels in one place, before they are spread over clients.
+
+    >>> Dataset("pets", torch.zeros(3, 2), torch.tensor([0, 1, 0]), ("cat", "dog"), {"site": np.array(["n", "n", "s"])})
+    Dataset('pets', 3 rows, 2 features, 2 classes, columns site)
+    """
 
     name: str
     features: Tensor  # (n, l), float32
@@ -33,6 +46,12 @@ class Dataset:
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # other columns of n entries: client, test, ...
     sha256: str | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
+    feature_names: tuple[str, ...] = ()  # (l), of a table; some may be in ``columns`` too, and name clients or groups
+
+    def __repr__(self) -> str:
+        others = f", columns {', '.join(self.columns)}" if self.columns else ""
+        size = f"{counted(len(self.labels), 'row')}, {counted(self.features.shape[1], 'feature')}"
+        return f"Dataset({self.name!r}, {size}, {counted(len(self.class_names), 'class')}{others})"
 
     def column(self, name: str) -> np.ndarray:
         """A column by name, to be used: one that is not there, or that has missing values, is an error."""
@@ -44,11 +63,16 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The rows of one client."""
+    """The rows of one client.
+
+    >>> Shard(torch.zeros(3, 2), torch.tensor([0, 1, 0])) + Shard(torch.ones(1, 2), torch.tensor([1]))
+    Shard(4 rows, 2 features)
+    """
 
     features: Tensor  # (n, l)
     labels: Tensor  # (n,)
     groups: Tensor | None = None  # (n,): rows of one group (a patient, say) stay together
+    shared: Tensor | None = None  # (n,), bool: rows that a federation may have the sums of; without it, all
 
     def __post_init__(self) -> None:
         if self.features.ndim != 2 or self.labels.shape != self.features.shape[:1]:
@@ -60,9 +84,17 @@ class Shard:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return f"Shard({counted(len(self), 'row')}, {counted(self.features.shape[1], 'feature')})"
+
     def where(self, rows: Tensor) -> Shard:
         """The rows of this mask, or of these indices."""
-        return Shard(self.features[rows], self.labels[rows], None if self.groups is None else self.groups[rows])
+        groups, shared = (None if each is None else each[rows] for each in (self.groups, self.shared))
+        return Shard(self.features[rows], self.labels[rows], groups, shared)
+
+    def only_shared(self) -> Shard:
+        """The rows that a federation may have the sums of."""
+        return self if self.shared is None else self.where(self.shared)
 
     def __add__(self, other: Shard) -> Shard:
         """These rows, then the other's."""
@@ -75,12 +107,17 @@ class Shard:
 
     def to(self, device: torch.device | str) -> Shard:
         """The shard on another device."""
-        return Shard(self.features.to(device), self.labels.to(device), self.groups)
+        return Shard(self.features.to(device), self.labels.to(device), self.groups, self.shared)
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Clients with their training and test rows. A method is given ``train`` alone, so test rows cannot leak."""
+    """Clients with their training and test rows. A method is given ``train`` alone, so test rows cannot leak.
+
+    >>> rows = Shard(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
+    >>> Federation([rows, rows], [rows, rows], ("cat", "dog"), ["north", "south"])
+    Federation(2 clients: north, south; 6 training and 6 test rows, 2 features, 2 classes)
+    """
 
     train: Sequence[Shard]
     test: Sequence[Shard]
@@ -102,6 +139,14 @@ class Federation:
         for name, shard in zip(self.names, self.train, strict=True):
             if not len(shard):
                 raise InputError(f"client {name} has no training rows; leave it out or give it some")
+
+    def __repr__(self) -> str:
+        shown = ", ".join(self.names[:3]) + (", ..." if len(self.names) > 3 else "")
+        rows = [sum(map(len, shards)) for shards in (self.train, self.test)]
+        return (
+            f"Federation({counted(len(self.names), 'client')}: {shown}; {rows[0]} training and {rows[1]} test rows, "
+            f"{counted(self.train[0].features.shape[1], 'feature')}, {counted(self.n_classes, 'class')})"
+        )
 
     @property
     def n_classes(self) -> int:

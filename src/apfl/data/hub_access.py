@@ -10,7 +10,7 @@ from pathlib import Path
 
 from apfl.errors import InputError, optional
 
-__all__ = ["Repository", "cache_folder", "locate", "offline", "unavailable"]
+__all__ = ["Repository", "cache_folder", "file_in", "locate", "offline", "unavailable"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def locate(name: str, kind: str, revision: str | None) -> Repository:
     hub = optional("huggingface_hub", "hub")
     errors = optional("huggingface_hub.errors", "hub")
     try:
-        found = hub.HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=10)
+        info = hub.HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=10)
     except errors.RevisionNotFoundError as error:
         raise InputError(f"{kind} '{name}' has no revision '{revision}' on the Hub; give a branch or commit") from error
     except errors.GatedRepoError as error:
@@ -55,7 +55,20 @@ def locate(name: str, kind: str, revision: str | None) -> Repository:
         ) from error
     except Exception:  # no network shows as errors of three libraries: httpx, the operating system, the Hub's own
         return Repository(name, revision, reachable=False)
-    return Repository(name, found.sha, reachable=True)
+    return Repository(name, info.sha, reachable=True)
+
+
+def file_in(repository: Repository, name: str) -> Path | None:
+    """One file of a model or of its folder; none if it has no such file."""
+    if (folder := Path(repository.source)).is_dir():
+        return folder / name if (folder / name).is_file() else None
+    hub, errors = optional("huggingface_hub", "hub"), optional("huggingface_hub.errors", "hub")
+    try:
+        with offline(repository):
+            options = {"revision": repository.revision, "local_files_only": not repository.reachable}
+            return Path(hub.hf_hub_download(repository.source, name, **options))
+    except errors.EntryNotFoundError:  # on the Hub, or in its cache
+        return None
 
 
 @contextmanager

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from apfl.errors import InputError
 
-__all__ = ["missing", "refuse_missing"]
+__all__ = ["as_array", "missing", "refuse_missing", "rows_in_words"]
 
 ROWS_SHOWN = 5
+
+
+def as_array(values: Any) -> np.ndarray:
+    """The values as an array; a list as objects, because numpy would turn ["a", nan] into ["a", "nan"].
+
+    >>> as_array(["a", float("nan")]).tolist()
+    ['a', nan]
+    """
+    return np.fromiter(values, object) if isinstance(values, (list, tuple)) else np.asarray(values)
 
 
 def missing(values: Any) -> np.ndarray:
@@ -23,9 +33,7 @@ def missing(values: Any) -> np.ndarray:
     >>> missing(np.array(["2024-01-01", "NaT"], dtype="datetime64[D]")).tolist()
     [False, True]
     """
-    if isinstance(values, (list, tuple)):  # numpy would turn ["a", nan] into ["a", "nan"]
-        return np.fromiter(map(_is_missing, values), bool, len(values))
-    values = np.asarray(values)
+    values = as_array(values)
     if values.dtype.kind in "biu":
         return np.zeros(values.shape, bool)
     if values.dtype.kind in "fc":
@@ -44,11 +52,20 @@ def refuse_missing(what: str, values: Any) -> None:
     gone = missing(values)
     rows = np.unique(np.nonzero(gone)[0])
     if len(rows):
-        shown = ", ".join(map(str, rows[:ROWS_SHOWN])) + (", ..." if len(rows) > ROWS_SHOWN else "")
         raise InputError(
             f"{len(rows)} of {len(gone)} {what} {'is' if len(rows) == 1 else 'are'} missing "
-            f"(row{'' if len(rows) == 1 else 's'} {shown}, counted from 0); fill them in or leave these rows out"
+            f"({rows_in_words(rows)}); fill them in or leave these rows out"
         )
+
+
+def rows_in_words(rows: Sequence[int] | np.ndarray) -> str:
+    """Which rows, or the first of them.
+
+    >>> rows_in_words([3]), rows_in_words(range(2, 9))
+    ('row 3, counted from 0', 'rows 2, 3, 4, 5, 6, ..., counted from 0')
+    """
+    shown = ", ".join(map(str, rows[:ROWS_SHOWN])) + (", ..." if len(rows) > ROWS_SHOWN else "")
+    return f"row{'' if len(rows) == 1 else 's'} {shown}, counted from 0"
 
 
 def _is_missing(value: Any) -> bool:

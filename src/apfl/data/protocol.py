@@ -13,7 +13,17 @@ from apfl.data.federation import Dataset, Federation, Shard
 from apfl.data.partition import COLUMNS, load_partition, options_of, split
 from apfl.errors import InputError
 
-__all__ = ["Protocol", "apart", "deal", "federate", "halving", "sharding"]
+__all__ = [
+    "Protocol",
+    "apart",
+    "deal",
+    "feature_names",
+    "federate",
+    "halving",
+    "named_columns",
+    "protocol_of",
+    "sharding",
+]
 
 OPTIONS = ("alpha", "minimum", "classes_per_client")  # what a partition may ask the protocol for
 Halves = tuple[np.ndarray, np.ndarray]  # one client's rows: training, test
@@ -36,6 +46,27 @@ class Protocol:
     group_column: str | None = None  # rows that must stay together
     unseen_clients: int = 0  # so many clients, drawn at random, come after training, and they alone are measured
     reshuffle: int | None = None  # the first client alone is measured; if not 0, all other training rows change hands
+
+
+def protocol_of(
+    clients: int | None,
+    alpha: float,
+    partition: str | None,
+    client_column: str | None,
+    test_column: str | None = None,
+    group_column: str | None = None,
+    test_fraction: float = Protocol.test_fraction,
+    minimum: int | None = None,
+    classes_per_client: int = Protocol.classes_per_client,
+) -> Protocol:
+    """The protocol of --clients, --alpha, --partition and the columns, with the defaults that depend on each other."""
+    if partition is None:
+        partition = Protocol.partition if client_column is None else "given"
+    if clients is None and partition != "given":
+        clients = Protocol.n_clients
+    return Protocol(
+        partition, clients, alpha, minimum, classes_per_client, test_fraction, client_column, test_column, group_column
+    )
 
 
 def federate(dataset: Dataset, protocol: Protocol, seed: int) -> Federation:
@@ -76,14 +107,36 @@ def halving(dataset: Dataset, protocol: Protocol) -> Callable[[np.ndarray, np.ra
 
 def sharding(dataset: Dataset, protocol: Protocol) -> Callable[[np.ndarray], Shard]:
     """How rows become a shard, with the codes of their groups if the protocol has a group column."""
-    groups = _codes(dataset, protocol.group_column)
+    groups, features = _codes(dataset, protocol.group_column), _features(dataset, protocol)
 
     def shard(rows: np.ndarray) -> Shard:
         own = torch.from_numpy(rows)
         codes = None if groups is None else torch.from_numpy(groups[rows])
-        return Shard(dataset.features[own], dataset.labels[own], codes)
+        return Shard(features[own], dataset.labels[own], codes)
 
     return shard
+
+
+def feature_names(dataset: Dataset, protocol: Protocol) -> list[str]:
+    """The columns of a table that models are fitted to: none that names clients, groups or test rows."""
+    return [name for name in dataset.feature_names if name not in named_columns(protocol)]
+
+
+def named_columns(protocol: Protocol) -> set[str]:
+    """The columns that the protocol uses."""
+    return {name for name in (protocol.client_column, protocol.test_column, protocol.group_column) if name is not None}
+
+
+def _features(dataset: Dataset, protocol: Protocol) -> torch.Tensor:
+    names = feature_names(dataset, protocol)
+    if len(names) == len(dataset.feature_names):
+        return dataset.features
+    if not names:
+        raise InputError(
+            f"{dataset.name} has no features but the columns that name clients, groups or test rows "
+            f"({', '.join(dataset.feature_names)}); name other columns with --features"
+        )
+    return dataset.features[:, [dataset.feature_names.index(name) for name in names]]
 
 
 def apart(federation: Federation, protocol: Protocol, seed: int) -> tuple[Federation, Federation | None]:

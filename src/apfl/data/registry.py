@@ -6,6 +6,7 @@ Methods, partitions, sources and backbones are all found this way.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -20,9 +21,12 @@ from typing import Any
 
 from apfl.errors import InputError, unknown
 
-__all__ = ["Registry", "is_path"]
+__all__ = ["Registry", "file_of", "is_path"]
 
 _PATH = re.compile(r"(?P<file>.+\.py)(:(?P<attribute>\w+))?")
+_SHA256: dict[str, str] = {}  # of the files that were loaded, by the name of the module
+_ADOPTED: dict[tuple[str, str], Any] = {}  # by kind and name, things that were given as objects
+_FILES: dict[int, tuple[Any, dict[str, str]]] = {}  # by its id, each thing that was loaded by path, and `file_of` it
 
 
 def is_path(name: str) -> bool:
@@ -32,6 +36,11 @@ def is_path(name: str) -> bool:
     (True, True, False)
     """
     return _PATH.fullmatch(name) is not None
+
+
+def file_of(thing: Any) -> dict[str, str]:
+    """Of a thing that was loaded by path: its absolute ``path`` and the ``sha256`` of the file; else nothing."""
+    return _FILES.get(id(thing), (None, {}))[1]
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,8 @@ class Registry:
         """The thing of this name, or at this path."""
         if is_path(name):
             return self._from_path(name)
+        if (self.kind, name) in _ADOPTED:
+            return _ADOPTED[self.kind, name]
         entries, builtin = list(entry_points(group=self.group, name=name)), name in self.builtin()
         if len(entries) + builtin > 1:
             homes = ["apfl itself"] * builtin + [_distribution(entry) for entry in entries]
@@ -65,6 +76,24 @@ class Registry:
         if not builtin:
             raise unknown(self.kind, name, self.names())
         return self.pick(import_module(f"{self.package}.{name}"))
+
+    def adopt(self, thing: Any) -> str:
+        """The name of a thing that is given as an object. If it is not installed, `load` finds it from now on.
+
+        As if it were given by path, `file_of` it is the file it was defined in, or the hash of its text.
+        """
+        module, name = getattr(thing, "__module__", ""), getattr(thing, "__name__", type(thing).__name__)
+        for builtin in self.builtin():
+            if module == f"{self.package}.{builtin}":
+                return builtin
+        for entry in entry_points(group=self.group):
+            if entry.value == f"{module}:{name}":
+                return entry.name
+        if name in self.names():
+            raise InputError(f"{self.kind} {thing!r} given; '{name}' is the name of an installed one: rename yours")
+        _ADOPTED[self.kind, name] = thing
+        _FILES.setdefault(id(thing), (thing, _defined_in(thing, name)))
+        return name
 
     def name_of(self, name: str) -> str:
         """What records call it: a name as it is, a path by the attribute or else the file.
@@ -103,15 +132,31 @@ class Registry:
         self.name_of(name)  # refuses the name of another one
         try:
             module = _module(Path(match["file"]))
-            return self._thing(getattr(module, match["attribute"]) if match["attribute"] else module)
+            thing = self._thing(getattr(module, match["attribute"]) if match["attribute"] else module)
         except Exception as error:  # whatever somebody else's file raises while it is imported
             raise InputError(
                 f"{self.kind} {name} cannot be loaded ({type(error).__name__}: {error}); "
                 f"give a file and a name in it: ./mine.py:Mine"
             ) from error
+        attribute = f":{match['attribute']}" if match["attribute"] else ""
+        own = {"path": f"{module.__file__}{attribute}", "sha256": _SHA256[module.__name__]}
+        _FILES[id(thing)] = thing, own
+        return thing
 
     def _thing(self, loaded: Any) -> Any:
         return self.pick(loaded) if isinstance(loaded, ModuleType) else loaded
+
+
+def _defined_in(thing: Any, name: str) -> dict[str, str]:
+    """`file_of` a thing that is given as an object; nothing if Python does not have its text."""
+    try:
+        file, text = inspect.getsourcefile(thing), inspect.getsource(thing).encode()
+    except (OSError, TypeError):
+        return {}
+    if file is None:
+        return {}
+    whole = Path(file).read_bytes() if Path(file).is_file() else text
+    return {"path": f"{Path(file).absolute()}:{name}", "sha256": hashlib.sha256(whole).hexdigest()}
 
 
 def _distribution(entry: EntryPoint) -> str:
@@ -129,11 +174,13 @@ def _module(path: Path) -> ModuleType:
     spec = spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = module_from_spec(spec)
+    module, text = module_from_spec(spec), path.read_bytes()
     sys.modules[name] = module  # before it runs: dataclasses look their own module up
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader, which may take a compiled file of an earlier text: what runs is what is hashed.
+        exec(compile(text, path, "exec"), vars(module))
     except BaseException:
         del sys.modules[name]
         raise
+    _SHA256[name] = hashlib.sha256(text).hexdigest()
     return module

@@ -41,8 +41,10 @@ class Samples:
 
 def vectors(dataset: Dataset) -> Samples:
     """A dataset that holds features already, to be written to a file of features."""
+    # A column that is a feature too would name the clients in the file, and stay among their features.
+    columns = {name: column for name, column in dataset.columns.items() if name not in dataset.feature_names}
     for name in RESERVED:
-        if name in dataset.columns:
+        if name in columns:
             raise InputError(
                 f"{dataset.name} has a column '{name}', which means something else in a file of features; "
                 "rename it, or remove it"
@@ -56,7 +58,7 @@ def vectors(dataset: Dataset) -> Samples:
         fetch=lambda row: dataset.features[row],
         decode=lambda vector: vector,
         where=lambda row: f"{dataset.name}, row {row}",
-        columns=dataset.columns,
+        columns=columns,
     )
 
 

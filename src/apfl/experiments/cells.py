@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -14,8 +14,10 @@ from pydantic import BaseModel, Field, create_model
 from apfl.data.partition import PARTITIONS, options_of
 from apfl.data.protocol import Protocol
 from apfl.errors import InputError, unknown
-from apfl.experiments.plan import SEED, SEEDS, STRICT, Plan, Seed, Seeds, tables_of, validated
-from apfl.experiments.tuning import own_axes
+from apfl.experiments.plan import STRICT, Plan, tables_of, validated
+from apfl.experiments.record import Files, user_files, with_hashes
+from apfl.experiments.seeds import SEED, SEEDS, Seed, Seeds
+from apfl.experiments.tuning import combinations, own_axes
 from apfl.methods import METHODS, Method, load_method, method_class
 from apfl.methods._training import Training
 
@@ -33,9 +35,10 @@ class Cell:
     protocol: Protocol
     seed: int
     threads: int
-    tune: Mapping[str, Sequence[Any]] | None = None
+    tune: Axes | None = None
     tuning_seed: int = 0
     oracle: bool = False  # the best settings on the test rows instead of the method's own choice
+    files: Files = field(default_factory=dict)  # of the user's own, as they were when the plan was checked
 
     def key(self, data: str | None, device: str) -> str:
         """A readable name, and a hash of all that decides the result."""
@@ -60,7 +63,8 @@ class Cell:
         return f"{self.row}-{self.protocol.n_clients or 'given'}-{PARTITIONS.name_of(partition)}{spread}"
 
     def _what(self, data: str | None, device: str) -> list[Any]:
-        return [data, device, self.threads, self.name, asdict(self.method), asdict(self.protocol)]
+        what = [data, device, self.threads, self.name, asdict(self.method), asdict(self.protocol)]
+        return with_hashes(what, self.files)
 
 
 def cells(plan: Plan) -> list[Cell]:
@@ -73,13 +77,13 @@ def cells(plan: Plan) -> list[Cell]:
     ]
     seeds = dict.fromkeys(seed for variant in variants for seed in variant.seeds)
     protocols = [protocol for table in tables_of(plan.protocol) for protocol in _protocols(table)]
-    found: dict[str, Cell] = {}
+    by_key: dict[str, Cell] = {}
     for protocol, seed, variant in product(protocols, seeds, variants):
         if seed in variant.seeds:
             _check_late(variant.name, variant.method, protocol)
             cell = variant.cell(protocol, seed, plan.threads)
-            found.setdefault(cell.key(None, ""), cell)
-    return list(found.values())
+            by_key.setdefault(cell.key(None, ""), cell)
+    return list(by_key.values())
 
 
 def _check_late(name: str, method: Method, protocol: Protocol) -> None:
@@ -98,7 +102,8 @@ class _Variant(NamedTuple):
     oracle: bool = False
 
     def cell(self, protocol: Protocol, seed: int, threads: int) -> Cell:
-        return Cell(self.name, self.method, protocol, seed, threads, self.axes, self.tuning_seed, self.oracle)
+        files = user_files(self.method, protocol)
+        return Cell(self.name, self.method, protocol, seed, threads, self.axes, self.tuning_seed, self.oracle, files)
 
 
 def _variants(name: str, table: Mapping[str, Any], plan: Plan) -> Iterator[_Variant]:
@@ -123,7 +128,7 @@ def _options_and_settings(name: str, table: Mapping[str, Any]) -> tuple[_MethodO
     """What a table says of how to run the method, and the method's own settings; another key is refused."""
     how = {key: value for key, value in table.items() if key in _MethodOptions.model_fields}
     settings = {key: value for key, value in table.items() if key not in how}
-    known = [field.name for field in fields(method_class(name))]
+    known = [each.name for each in fields(method_class(name))]
     options = validated(_MethodOptions, how, name)
     for key in settings:
         if key not in known:
@@ -139,9 +144,7 @@ def _axes(method: Method, settings: Mapping[str, Any], tune: bool | Axes) -> Axe
     return tune
 
 
-def _shortened(
-    method: Method, axes: Mapping[str, Sequence[Any]] | None, rounds: int | None
-) -> tuple[Method, Mapping[str, Sequence[Any]] | None]:
+def _shortened(method: Method, axes: Axes | None, rounds: int | None) -> tuple[Method, Axes | None]:
     """With this many rounds, and no more fine-tuning than they train: 100 epochs would be nearly all of a trial."""
     if rounds is None or not isinstance(method, Training):
         return method, axes
@@ -156,9 +159,7 @@ def _shortened(
     return replace(method, **changes), bounded or None
 
 
-def _check_axes(
-    name: str, method: Method, axes: Mapping[str, Sequence[Any]] | None, settings: Mapping[str, Any], tune: Any
-) -> None:
+def _check_axes(name: str, method: Method, axes: Axes | None, settings: Mapping[str, Any], tune: Any) -> None:
     if tune and not axes:
         raise InputError(f"{name} has nothing to tune by itself; give a grid: tune = {{SETTING = [VALUE, VALUE]}}")
     for key, values in (axes or {}).items():
@@ -191,11 +192,11 @@ def _protocols(table: Mapping[str, Any]) -> Iterator[Protocol]:
 
 def _combinations(table: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
     """A list means a sweep: every combination of its entries with those of the other lists."""
-    axes = [value if isinstance(value, list) else [value] for value in table.values()]
-    for key, axis in zip(table, axes, strict=True):
+    axes = {key: value if isinstance(value, list) else [value] for key, value in table.items()}
+    for key, axis in axes.items():
         if not axis:
             raise InputError(f"{where}.{key} is an empty list; a sweep needs at least one value")
-    return (dict(zip(table, values, strict=True)) for values in product(*axes))
+    return combinations(axes)
 
 
 def _digest(what: Any) -> str:

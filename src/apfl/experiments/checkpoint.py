@@ -6,7 +6,6 @@ grid: the points that are judged, and where the others stand in their training.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from apfl.errors import InputError
+from apfl.experiments.record import as_read
 from apfl.models.file import Container, read, write
 
 __all__ = ["Checkpoint", "Unfinished", "load", "save"]
@@ -35,7 +35,7 @@ class Checkpoint:
 def save(path: Path, run: Any, reached: Checkpoint) -> None:
     """Write the checkpoint; ``run`` (JSON) says what is run."""
     tensors = {name: tensor.cpu().clone() for name, tensor in reached.state.items()}  # none may share memory
-    settings = {"run": _plain(run), "seconds": reached.seconds, "curve": reached.curve}
+    settings = {"run": as_read(run), "seconds": reached.seconds, "curve": reached.curve}
     write(Container("checkpoint", tensors, settings), path)
 
 
@@ -44,14 +44,10 @@ def load(path: Path, run: Any) -> Checkpoint | None:
     if not path.exists():
         return None
     container = read(path)
-    if container.kind != "checkpoint" or container.settings.get("run") != _plain(run):
+    if container.kind != "checkpoint" or container.settings.get("run") != as_read(run):
         raise InputError(f"{path} is of another run; remove it, or choose another folder")
     curve: Sequence[Sequence[float]] = container.settings["curve"]
     return Checkpoint(container.tensors, float(container.settings["seconds"]), [list(point) for point in curve])
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value))
 
 
 class Unfinished:
@@ -66,10 +62,10 @@ class Unfinished:
         self.places: Sequence[int] = ()  # the points that are in training
         self.state: Mapping[str, Tensor] | None = None
         self.written = time.monotonic()
-        found = None if path is None else load(path, what)
-        if found is not None:
-            self.judged = {int(place): accuracy for place, accuracy in found.curve}
-            state = dict(found.state)
+        checkpoint = None if path is None else load(path, what)
+        if checkpoint is not None:
+            self.judged = {int(place): accuracy for place, accuracy in checkpoint.curve}
+            state = dict(checkpoint.state)
             self.places = state.pop("places").tolist()
             self.state = state or None
 

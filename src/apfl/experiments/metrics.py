@@ -22,11 +22,18 @@ from apfl.models.dual_stream import DualStream
 from apfl.models.file import Model
 from apfl.models.undecided import undecided
 
-__all__ = ["class_counts", "client_accuracies", "metrics", "primary_accuracies"]
+__all__ = ["class_counts", "client_accuracies", "metrics", "no_test_rows", "primary_accuracies"]
 
 
 def client_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[float | None]:
-    """Accuracy of each client's model on the client's own test rows; None without any."""
+    """Accuracy of each client's model on the client's own test rows; None without any.
+
+    >>> import apfl
+    >>> data = apfl.federation("digits", clients=3)
+    >>> (*_, last) = apfl.load_method("afl").rounds(data.train, data.n_classes, seed=0)
+    >>> len(client_accuracies(last.models, data.test))
+    3
+    """
     pairs = [pair for pair in _pairs(models, tests) if len(pair[1])]
     hits = [(_predicted(model, test)[1] == test.labels).double().mean() for model, test in pairs]
     known = iter(torch.stack(hits).tolist() if hits else [])  # one wait for the device, not one for each client
@@ -54,6 +61,12 @@ def metrics(models: Sequence[Model], tests: Sequence[Shard], n_classes: int) -> 
     ``accuracy_worst_decile`` is the mean of the ceil(K/10) worst clients. ``balanced_accuracy_client_mean`` averages
     recall over the classes in a client's test rows, then over clients. ``auroc_client_mean`` is one-vs-rest over the
     classes that a client's test rows both have and lack. ``recall_per_class`` pools the clients' test rows.
+
+    >>> import apfl
+    >>> data = apfl.federation("digits", clients=3)
+    >>> (*_, last) = apfl.load_method("afl").rounds(data.train, data.n_classes, seed=0)
+    >>> 0.5 < metrics(last.models, data.test, data.n_classes)["accuracy_client_mean"] <= 1
+    True
     """
     accuracies: list[float | None] = []
     balanced, aurocs = [], []
@@ -72,7 +85,7 @@ def metrics(models: Sequence[Model], tests: Sequence[Shard], n_classes: int) -> 
         hits, counts = hits + own_hits, counts + own_counts
     known = np.array([accuracy for accuracy in accuracies if accuracy is not None])
     if not len(known):
-        raise InputError("no client has test rows, so there is nothing to measure; keep some back for testing")
+        raise no_test_rows()
     return {
         "accuracy_client_mean": float(known.mean()),
         "accuracy_client_std": float(known.std()),
@@ -84,6 +97,11 @@ def metrics(models: Sequence[Model], tests: Sequence[Shard], n_classes: int) -> 
         "client_accuracies": accuracies,
         "n_clients_without_test": len(accuracies) - len(known),
     }
+
+
+def no_test_rows() -> InputError:
+    """Why a run without any test rows is refused."""
+    return InputError("no client has test rows, so there is nothing to measure; keep some back for testing")
 
 
 def _pairs(models: Sequence[Model], tests: Sequence[Shard]) -> list[tuple[Model, Shard]]:

@@ -1,7 +1,8 @@
 """The best settings there are for `apfl`, found on the *test* rows: what no honest choice can have, to measure one by.
 
 Of gamma, beta, balance and tau those that the method leaves open come from a grid, gamma and beta in units of the
-feature energy, around where generalised cross-validation lies. Everything else is as in the method.
+feature energy, around where generalised cross-validation lies. Everything else is as in the method, but that every
+client has the same weight on the primary: 1 if the method leaves it open.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from apfl.maths.gcv import feature_energy
 from apfl.maths.hits import local_prior
 from apfl.maths.leaveout import hat_basis
 from apfl.maths.personalise import Rows, solve_primary
-from apfl.methods._analytic import mapped_and_summed, shared_normaliser, stream_maps
 from apfl.methods.apfl import APFL
 
 __all__ = ["BALANCES", "BETAS", "GAMMAS", "TAUS", "OnTest", "best_on_test", "on_test"]
@@ -50,16 +50,15 @@ def on_test(method: APFL, federation: Federation, seed: int) -> OnTest:
     """The whole grid, with every stream as the method fits it."""
     clients, tests, c = federation.train, federation.test, federation.n_classes
     features = clients[0].features
-    activations = (method.activation_primary, method.activation_refinement)
-    normalise = shared_normaliser(method.normalise, clients)
-    widths = method.widths(sum(map(len, clients)), features.shape[1])
-    maps = stream_maps(features, normalise, widths, activations, seed, method.intercept)
-    phis, summed = mapped_and_summed(clients, c, normalise, maps[0])
+    made_of = method.streams(clients, c, seed)
+    normalise, maps = made_of.normalise, (made_of.primary_map, made_of.refinement_map)
+    phis, summed = made_of.phis, made_of.stats
     tried = _tried(method, feature_energy(summed))
     gammas, betas, balances, taus = tried.values()
     table = torch.zeros([*map(len, tried.values())], dtype=torch.float64, device=features.device)
     weights = torch.tensor(balances, dtype=torch.float32, device=features.device)[:, None, None]
     primaries = [solve_primary(summed, gamma).shared for gamma in gammas]
+    weight = 1.0 if method.weight == "auto" else method.weight
     measured = [k for k in range(len(clients)) if len(tests[k])]
     for k in measured:
         z_test = normalise(tests[k].features)
@@ -68,9 +67,9 @@ def on_test(method: APFL, federation: Federation, seed: int) -> OnTest:
         hat = hat_basis(rows.psi)
         across = (maps[1](z_test).double() @ rows.psi.T) @ hat.basis  # Psi_test P = across diag(1 / (s + beta)) U'E
         for g, shared in enumerate(primaries):
-            inner = hat.basis.T @ shared.residual(rows)
+            inner = hat.basis.T @ shared.residual(rows, weight)
             prior = local_prior(*shared.counts(rows), method.smoothing)
-            bases = [(phi_test @ shared.weights + tau * prior).float() for tau in taus]
+            bases = [(weight * (phi_test @ shared.weights) + tau * prior).float() for tau in taus]
             for b, beta in enumerate(betas):
                 refined = weights * ((across / (hat.values + beta)) @ inner).float()
                 for t, base in enumerate(bases):

@@ -11,54 +11,44 @@ import json
 import logging
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from apfl.data.load import Source
 from apfl.data.registry import is_path
-from apfl.errors import InputError, unknown
+from apfl.errors import InputError, allowed_in_words, unknown
+from apfl.experiments.seeds import Seeds, listed
 
-__all__ = ["LARGEST_SEED", "STRICT", "Plan", "Seed", "Seeds", "read_plan", "tables_of", "to_toml", "validated"]
+__all__ = ["STRICT", "Plan", "plan_names", "read_plan", "tables_of", "to_toml", "validated"]
 
 log = logging.getLogger(__name__)
-LARGEST_SEED = 2**63 - 1  # the maps of the two streams are drawn from 2 seed and 2 seed + 1, of 64 bits
-SEED = f"a whole number from 0 to {LARGEST_SEED}"
-SEEDS = f"a list of whole numbers from 0 to {LARGEST_SEED}, for example [0, 1, 2]"
-Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
-Seeds = Annotated[list[Seed], Field(min_length=1, description=SEEDS)]
 T = TypeVar("T", bound=BaseModel)
 Tables = dict[str, Any] | Annotated[list[dict[str, Any]], Field(min_length=1)]
-SOURCE = (
-    "data", "backbone", "pooling", "revision", "backbone_revision", "splits",
-    "image_column", "label_column", "feature_column", "on_corrupt",
-)  # fmt: skip
 DRAWN = ("n_clients", "alpha", "minimum", "classes_per_client")  # of no use where a column names the clients
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-WORDS = {
-    "bool_type": "true or false", "int_type": "a whole number", "float_type": "a number", "string_type": "a text",
-    "list_type": "a list of such", "dict_type": "a table",
-}  # fmt: skip
+
+def _data_keys() -> dict[str, Any]:
+    """The fields of `Source`, with their types and defaults."""
+    kinds = get_type_hints(Source)
+    allowed = {each.name: each.metadata["allowed"] for each in fields(Source)}
+    return {
+        each.name: (Literal[allowed[each.name]] if allowed[each.name] else kinds[each.name], each.default)
+        for each in fields(Source)
+    }
 
 
-class Plan(BaseModel):
-    """What a plan says, key by key; the fields are the only home of the defaults."""
+DataKeys: Any = create_model("DataKeys", __config__=STRICT, **_data_keys())
 
-    model_config = STRICT
+
+class Plan(DataKeys):  # type: ignore[misc]
+    """What a plan says, key by key: those of its data are `Source`'s. The fields are the only home of the defaults."""
 
     title: str = ""
-    data: str = "digits"
-    backbone: str | None = None
-    pooling: str | None = None
-    revision: str | None = None
-    backbone_revision: str | None = None
-    splits: str | None = None
-    image_column: str | None = None
-    label_column: str | None = None
-    feature_column: str | None = None
-    on_corrupt: Literal["refuse", "skip"] | None = None
-    seeds: Seeds = [0, 1, 2]
+    seeds: Seeds = Field(default=[0, 1, 2])
     threads: Annotated[int, Field(ge=1)] = 1  # of torch and BLAS, for each cell: another number may round differently
     rounds: Annotated[int, Field(ge=1)] | None = None  # of the gradient methods, in place of their own: a trial
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 60
@@ -69,8 +59,8 @@ class Plan(BaseModel):
 
     @property
     def source(self) -> dict[str, Any]:
-        """Where the data come from: what `load_data` is called with."""
-        return {name: getattr(self, name) for name in SOURCE if getattr(self, name) is not None}
+        """Where the data come from, as a record keeps it."""
+        return Source(**{name: getattr(self, name) for name in DataKeys.model_fields}).changed()
 
 
 def read_plan(
@@ -89,34 +79,58 @@ def read_plan(
     given = _toml(path)
     if source is not None:
         _tell_dropped(given, overrides)
-        given = {key: value for key, value in given.items() if key not in SOURCE} | dict(source)
+        given = {key: value for key, value in given.items() if key not in DataKeys.model_fields} | dict(source)
     first = validated(Plan, given, "plan").seeds[0]
     given |= {key: value for key, value in overrides.items() if value is not None}
     plan = validated(Plan, given, "plan")
-    for name in only or ():
-        if is_path(name):  # one's own method beside those of the plan
-            plan.methods.setdefault(name, {})
-        elif name not in plan.methods:
-            raise unknown("method in the plan", name, plan.methods)
     first_seed = None if overrides.get("seeds") is None else first
-    kept = {
-        name: _for_seeds(tables, first_seed) for name, tables in plan.methods.items() if only is None or name in only
+    methods = plan.methods if only is None else _only(plan.methods, only)
+    kept = {name: _for_seeds(tables, first_seed) for name, tables in methods.items()}
+    changed: Plan = plan.model_copy(update={"methods": kept, "protocol": _dealt(plan.protocol, protocol or {})})
+    return changed
+
+
+def _only(methods: Mapping[str, Tables], names: Sequence[str]) -> dict[str, Tables]:
+    """The methods of these names, in the plan's order, then those that are given by path and not in the plan."""
+    for name in names:
+        if name not in methods and not is_path(name):
+            raise unknown("method in the plan", name, methods)
+    return {name: tables for name, tables in methods.items() if name in names} | {
+        name: {} for name in names if name not in methods
     }
-    return plan.model_copy(update={"methods": kept, "protocol": _dealt(plan.protocol, protocol or {})})
+
+
+def plan_names() -> list[str]:
+    """The plans that come with apfl."""
+    return sorted(path.stem for path in _plans().glob("*.toml"))
+
+
+def _plans() -> Path:
+    """The folder of the plans that come with apfl: inside the package if it is installed, else of the source tree."""
+    inside = Path(__file__).parent / "plans"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "experiments"
+
+
+def _found(path: Path) -> Path:
+    """The file itself; if there is none, the plan of that name: own, own.toml and experiments/own.toml are one."""
+    named = str(path.parent) in (".", "experiments") and path.suffix in ("", ".toml") and path.stem in plan_names()
+    return _plans() / f"{path.stem}.toml" if named and not path.is_file() else path
 
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(_found(path).read_text())
     except OSError as error:
-        raise InputError(f"cannot read the plan {path}: {error.strerror}; see experiments/ for some") from error
+        have = ", ".join(plan_names())
+        raise InputError(f"cannot read the plan {path}: {error.strerror}; give a file, or one of: {have}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML: {error}") from error
 
 
 def _tell_dropped(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
     """Columns and the like are of the plan's own data; other data without --backbone say themselves if they need it."""
-    dropped = [key for key in SOURCE[2:] if key in given and overrides.get(key) is None]
+    details = [key for key in DataKeys.model_fields if key not in ("data", "backbone")]
+    dropped = [key for key in details if key in given and overrides.get(key) is None]
     if dropped:
         options = " and ".join(f"--{key.replace('_', '-')}" for key in dropped)
         log.info("other data than the plan's: its %s left out; %s would set them", ", ".join(dropped), options)
@@ -141,7 +155,7 @@ def _for_seeds(tables: Tables, first_seed: int | None) -> Tables:
     for table in tables_of(tables):
         kept = dict(table)
         if first_seed is not None:
-            own = kept.pop("seeds", None)
+            own = listed(kept.pop("seeds", None))
             if kept.get("tune"):
                 kept.setdefault("tuning_seed", own[0] if isinstance(own, list) and own else first_seed)
         changed.append(kept)
@@ -169,9 +183,7 @@ def _said(model: type[BaseModel], given: Mapping[str, Any], error: ValidationErr
     key = str(error.errors()[0]["loc"][0])
     shown = f"{key} = {given[key]!r}" if key in given else f"{key} is missing"
     if (allowed := model.model_fields[key].description) is None:
-        problems = [problem for problem in error.errors() if problem["loc"][0] == key]
-        words = [WORDS.get(problem["type"], problem["msg"].removeprefix("Input should be ")) for problem in problems]
-        allowed = " or ".join(dict.fromkeys(words))
+        allowed = allowed_in_words(problem for problem in error.errors() if problem["loc"][0] == key)
     return f"{shown} given; allowed: {allowed}" if key in given else f"{shown}; give {allowed}"
 
 

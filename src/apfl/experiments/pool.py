@@ -56,9 +56,9 @@ def claim(folder: Path, plan: Plan, keys: Sequence[str]) -> Iterator[None]:
 
 def inspect(folder: Path, keys: Sequence[str]) -> None:
     """Refuse what `claim` would, and write nothing."""
-    there = next(path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise InputError(f"cannot write {folder}: {there} is not a folder that you may write in; choose another --out")
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise InputError(f"cannot write {folder}: {nearest} is no folder that you may write in; choose another --out")
     if is_held(folder / ".lock"):
         raise in_use(folder)
     _refuse_others(folder, keys)
@@ -69,14 +69,15 @@ def _refuse_others(folder: Path, keys: Sequence[str]) -> None:
     if others:
         raise InputError(
             f"{folder} holds {len(others)} finished cell{'s' * (len(others) > 1)} not asked for now ({others[0]}"
-            f"{' is one' * (len(others) > 1)}): of another plan, other data, or other options; choose another --out"
+            f"{' is one' * (len(others) > 1)}): of another plan, other data, other options, or a file of your own "
+            "that has changed; choose another --out"
         )
 
 
 def damaged(folder: Path, keys: Sequence[str]) -> list[Path]:
     """The results of these cells, and of any tuning, that were cut short: by a power cut, or a disk that was full."""
-    found = [*(folder / "cells" / f"{key}.json" for key in keys), *sorted(folder.glob("tuning/*.jsonl"))]
-    return [path for path in found if path.exists() and _cut_short(path)]
+    files = [*(folder / "cells" / f"{key}.json" for key in keys), *sorted(folder.glob("tuning/*.jsonl"))]
+    return [path for path in files if path.exists() and _cut_short(path)]
 
 
 def _cut_short(path: Path) -> bool:

@@ -11,15 +11,27 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from apfl.data.partition import load_partition
+from apfl.data.protocol import Protocol
+from apfl.data.registry import file_of
 from apfl.errors import InputError
 from apfl.files import replacing
+from apfl.methods import Method
 
-__all__ = ["Record", "keep_record", "read_records"]
+__all__ = ["Files", "Record", "as_read", "hashes", "keep_record", "read_records", "user_files", "with_hashes"]
+
+Files = Mapping[str, Mapping[str, str]]  # by "method" and "partition": the absolute path, and the SHA-256 of the file
 
 
 @dataclass(frozen=True)
 class Record:
-    """One method on one federation with one seed: enough to read the result and to run it again."""
+    """One method on one federation with one seed: enough to read the result and to run it again.
+
+    >>> import apfl
+    >>> (record,) = apfl.run("digits", "afl", clients=5, seeds=1).records
+    >>> record.method, record.n_clients, Record.from_json(record.to_json()) == record
+    ('afl', 5, True)
+    """
 
     method: str
     seed: int
@@ -58,6 +70,11 @@ class Record:
     source: Mapping[str, Any] = field(default_factory=dict)  # what --data and its options were
     tuning: Mapping[str, Any] = field(default_factory=dict)  # how the settings were chosen, where they were: the grid
     first_client_scores: float | None = None  # with reshuffle: the norm of its scores, the same while its model is
+    files: Files = field(default_factory=dict)  # the user's own, of a method or a partition that was given by path
+
+    def __repr__(self) -> str:
+        accuracy = f"{100 * self.accuracy_client_mean:.1f} %"
+        return f"Record({self.method} on {self.data}, {self.n_clients} clients, seed {self.seed}: {accuracy})"
 
     def to_json(self) -> str:
         """One line of ``records.jsonl``."""
@@ -75,7 +92,29 @@ class Record:
     def run(self) -> tuple[Any, ...]:
         """What was run, without what came out: equal for two records of the same cell."""
         setting = (self.data, self.data_sha256, self.partition, self.n_clients, self.alpha)
-        return (*setting, json.dumps([self.settings, self.protocol], sort_keys=True), self.method, self.seed)
+        what = with_hashes([self.settings, self.protocol], self.files)
+        return (*setting, json.dumps(what, sort_keys=True), self.method, self.seed)
+
+
+def as_read(value: Any) -> Any:
+    """A value as it reads back from JSON: tuples are lists."""
+    return json.loads(json.dumps(value))
+
+
+def user_files(method: Method, protocol: Protocol) -> Files:
+    """The files that were loaded for this method and this partition; none if both are installed."""
+    files = {"method": file_of(type(method)), "partition": file_of(load_partition(protocol.partition))}
+    return {kind: file for kind, file in files.items() if file}
+
+
+def hashes(files: Files) -> dict[str, str]:
+    """What decides the result, wherever the files are."""
+    return {kind: file["sha256"] for kind, file in files.items()}
+
+
+def with_hashes(what: list[Any], files: Files) -> list[Any]:
+    """What identifies a run, with the hashes of the user's own files, if it has any."""
+    return [*what, hashes(files)] if files else what
 
 
 @cache

@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -22,11 +22,11 @@ from apfl.data.protocol import Protocol, apart, federate
 from apfl.errors import InputError
 from apfl.experiments.checkpoint import Checkpoint, load, save
 from apfl.experiments.metrics import class_counts, client_accuracies, metrics, primary_accuracies
-from apfl.experiments.record import Record
+from apfl.experiments.record import Record, user_files, with_hashes
 from apfl.methods import Method, Round
-from apfl.models.file import Model, write
+from apfl.models.file import Model, model_file, write
 
-__all__ = ["Protocol", "federate", "run", "save_models", "versions"]
+__all__ = ["Protocol", "federate", "run", "save_models", "train", "versions"]
 
 
 def run(
@@ -49,7 +49,8 @@ def run(
     """
     trained, late = apart(federation, protocol, seed)
     measured = trained if late is None else late
-    what = [name, seed, dataset.sha256, asdict(protocol), asdict(method)]
+    files = user_files(method, protocol)
+    what = _identity(name, method, dataset, protocol, seed)
     last, seconds, curve = _train(name, method, trained, late, seed, what, on_round, checkpoint, checkpoint_seconds)
     models = last.models if late is None else _admitted(name, last, late)
     uses_alpha = "alpha" in options_of(protocol.partition)
@@ -81,8 +82,32 @@ def run(
         provenance=dict(dataset.provenance),
         curve=curve,
         first_client_scores=_norm_of_scores(models, measured) if protocol.reshuffle is not None else None,
+        files=files,
     )
     return record, models
+
+
+def train(
+    name: str,
+    method: Method,
+    federation: Federation,
+    dataset: Dataset,
+    protocol: Protocol,
+    seed: int,
+    *,
+    on_round: Callable[[Round], None] | None = None,
+    checkpoint: Path | None = None,
+    checkpoint_seconds: float = 60,
+) -> Sequence[Model]:
+    """`run` without measuring: the models of a federation that has no test rows."""
+    what = _identity(name, method, dataset, protocol, seed)
+    return _train(name, method, federation, None, seed, what, on_round, checkpoint, checkpoint_seconds)[0].models
+
+
+def _identity(name: str, method: Method, dataset: Dataset, protocol: Protocol, seed: int) -> Sequence[Any]:
+    """Of which run a checkpoint is."""
+    described = [name, seed, dataset.sha256, asdict(protocol), asdict(method)]
+    return with_hashes(described, user_files(method, protocol))
 
 
 def _train(
@@ -97,10 +122,10 @@ def _train(
     checkpoint_seconds: float,
 ) -> tuple[Round, float, list[list[float]]]:
     """The last round, the seconds it took to get there, and the curve; ``what`` says of which run a checkpoint is."""
-    found = None if checkpoint is None else load(checkpoint, what)
-    seconds, curve = (0.0, []) if found is None else (found.seconds, found.curve)
+    earlier = None if checkpoint is None else load(checkpoint, what)
+    seconds, curve = (0.0, []) if earlier is None else (earlier.seconds, earlier.curve)
     given = federation.train, federation.n_classes, seed
-    rounds = method.rounds(*given) if found is None else method.resume(found.state, *given)
+    rounds = method.rounds(*given) if earlier is None else method.resume(earlier.state, *given)
     reached: tuple[Round, float, int] | None = None  # a whole round, the time so far, the length of the curve before it
     written = time.monotonic()
 
@@ -155,21 +180,30 @@ def _norm_of_scores(models: Sequence[Model], federation: Federation) -> float:
     return float(models[0].scores(federation.test[0].features).double().norm())
 
 
-def save_models(models: Sequence[Model], folder: Path, class_names: Iterable[str]) -> None:
-    """Write ``client-K.safetensors`` for every client; a tensor they all share is written once, beside them.
+def save_models(
+    models: Sequence[Model],
+    folder: Path,
+    class_names: Iterable[str],
+    clients: Sequence[str] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Write one `model_file` for every client; a tensor they all share is written once, beside them.
 
+    Each file says whose model it is, and ``about`` what else there is to know of all.
     The folder is made aside and put in place at the end, so it holds all models of one run or is not there.
     """
     containers = [model.container() for model in models]
+    names = [str(k) for k in range(len(models))] if clients is None else list(clients)
     first = containers[0].tensors
     shared = [name for name in first if all(c.tensors.get(name) is first[name] for c in containers)]
     making, former = folder.with_name(f".{folder.name}.making"), folder.with_name(f".{folder.name}.former")
     shutil.rmtree(making, ignore_errors=True)
     try:
         for k, container in enumerate(containers):
-            settings = container.settings | {"class_names": list(class_names)}
+            facts = {"client": names[k], **(about or {})}
+            settings = container.settings | {"class_names": list(class_names), "about": facts}
             only_one = () if len(containers) == 1 else shared
-            write(replace(container, settings=settings), making / f"client-{k}.safetensors", shared=only_one)
+            write(replace(container, settings=settings), making / model_file(k, names[k]), shared=only_one)
         shutil.rmtree(former, ignore_errors=True)
         if folder.exists():
             folder.rename(former)

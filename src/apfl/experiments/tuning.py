@@ -23,13 +23,14 @@ from apfl.data.partition import split
 from apfl.errors import InputError
 from apfl.experiments.checkpoint import Unfinished
 from apfl.experiments.metrics import client_accuracies
+from apfl.experiments.record import as_read
 from apfl.files import replacing
 from apfl.methods import Method, Round
 from apfl.methods._grid import alike
 from apfl.methods._training import Training, stacked_rounds
 from apfl.models.file import Model
 
-__all__ = ["ROUNDS", "Tuned", "grid", "hold_out", "own_axes", "trained", "tune", "tune_once"]
+__all__ = ["ROUNDS", "Tuned", "combinations", "grid", "hold_out", "own_axes", "trained", "tune", "tune_once"]
 
 ROUNDS = 50
 HELD_OUT = 0.2
@@ -47,7 +48,12 @@ class Tuned:
 def grid(method: Method, axes: Mapping[str, Sequence[Any]] | None = None) -> list[dict[str, Any]]:
     """The points to try: of ``axes``, or of the method's own grid; none for a method that has nothing to tune."""
     axes = own_axes(method) if axes is None else axes
-    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())] if axes else []
+    return list(combinations(axes)) if axes else []
+
+
+def combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination of a value for each setting."""
+    return (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
 
 
 def own_axes(method: Method) -> Mapping[str, Sequence[Any]]:
@@ -120,7 +126,7 @@ def tune_once(
     With ``checkpoint`` a grid that is stopped leaves that file, and the next call goes on from it.
     """
     axes = own_axes(method) if axes is None else axes
-    what = json.loads(json.dumps([name, asdict(method), seed, run, axes]))
+    what = as_read([name, asdict(method), seed, run, axes])
     if known := _known(path, what):
         return Tuned(replace(method, **known[0]), known[1])
     unfinished = Unfinished(checkpoint, what, checkpoint_seconds)

@@ -22,7 +22,7 @@ from apfl.data.protocol import apart, federate
 from apfl.errors import InputError
 from apfl.experiments.cells import Cell
 from apfl.experiments.oracle import best_on_test
-from apfl.experiments.record import Record
+from apfl.experiments.record import Record, hashes, user_files
 from apfl.experiments.run import run
 from apfl.experiments.tuning import HELD_OUT, ROUNDS, Tuned, tune_once
 from apfl.files import replacing
@@ -71,6 +71,7 @@ def work(connection: Connection, setting: Setting) -> None:
     while (job := connection.recv()) is not None:
         answer: tuple[str, Any]
         try:
+            _check_files(job.cell)
             answer = ("done", (bench.tune if job.tuning else bench.run)(job))
         except InputError as error:
             answer = ("failed", " ".join(str(error).split()))
@@ -153,6 +154,13 @@ class _Teller:
         if time.monotonic() - self.last > 0.2:
             self.connection.send(("round", reached))
             self.last = time.monotonic()
+
+
+def _check_files(cell: Cell) -> None:
+    """A file that was changed since the plan was checked would give its results the name of another text."""
+    if hashes(user_files(cell.method, cell.protocol)) != hashes(cell.files):
+        paths = " or ".join(file["path"] for file in cell.files.values())
+        raise InputError(f"{paths} has changed while the plan ran; run the same command again, with another --out")
 
 
 def _keep(record: Record, path: Path) -> None:

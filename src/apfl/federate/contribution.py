@@ -4,28 +4,54 @@
 within-class scatter Phi'Phi - Phi'Y D^-1 Y'Phi is, so one Cholesky factorisation refuses an indefinite matrix, class
 sums that are too long for their counts, and an n too small for the matrix. Rows that were scaled and mapped as agreed
 bound the trace as well.
+
+Under landmark terms statistics are one vector of integers (`apfl.maths.integers`), and `plausible` checks it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import suppress
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from apfl.errors import InputError
-from apfl.federate.terms import Terms, check_name
-from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
+from apfl.federate.landmarks import VECTOR, Landmarks, packed, packing, spread_encoding, unpacked
+from apfl.federate.names import check_name
+from apfl.federate.plausible import check_counts, check_integers, positive, smallest_eigenvalue
+from apfl.federate.terms import Terms
+from apfl.federate.wire import LARGEST_HEADER, Expected, count, seal, sha256, text, unseal
+from apfl.maths.integers import Uniform, statistics_layout
 from apfl.maths.leaveout import ECHO
-from apfl.maths.ridge import Statistics, one_hot, statistics
-from apfl.maths.wire import Form, factor_message, form_for, from_message, message, statistics_shapes
+from apfl.maths.ridge import Statistics, gram, one_hot, statistics
+from apfl.maths.wire import (
+    Form,
+    factor_message,
+    form_for,
+    from_message,
+    message,
+    rounded_bytes,
+    statistics_bytes,
+    statistics_shapes,
+)
 
-__all__ = ["Contribution", "Repeats", "check", "decode", "encode"]
+__all__ = [
+    "Contribution",
+    "Repeats",
+    "check",
+    "decode",
+    "encode",
+    "encode_integers",
+    "largest_answer",
+    "upload_bytes",
+]
 
 KIND = "statistics"
 # Eigenvalues may fall below zero by so much of the mean diagonal entry before rounding no longer explains it.
@@ -53,12 +79,31 @@ class Contribution:
     tensors: Mapping[str, Tensor]
     sha256: str
     n_bytes: int
+    integers: np.ndarray | None = None  # of landmark terms: what is added to the sum
 
     @cached_property
     def statistics(self) -> Statistics:
-        """What is added to the sum, in float64."""
+        """What is added to the sum under a random map, in float64."""
         sent = self.tensors.get("echo")
         return replace(from_message(self.tensors), n_copies=self.n_copies, echo=None if sent is None else sent.long())
+
+
+def encode_integers(
+    phi: Tensor, labels: Tensor, terms: Terms, landmarks: Landmarks, client: str, nonce: str, repeats: Repeats,
+    draw: Uniform,
+) -> tuple[bytes, int]:  # fmt: skip
+    """A client's rows on the landmark map as the bytes it sends, and how many entries of phi saturated.
+
+    The same bytes for the same rows and the same ``draw``. What the server would refuse is refused here.
+    """
+    encoding = landmarks.encoding(terms)
+    with _enough_memory(terms):
+        vector, saturated = encoding.encode_rows(phi, one_hot(labels, terms.n_classes), draw, repeats)
+        told, tensors = packed(encoding.packing(vector), vector)
+        header = {**_header("integers", len(phi), terms, client, nonce), "saturated": saturated, **told}
+        sealed = seal(KIND, header, tensors)
+    check(decode(sealed, terms), terms, landmarks)
+    return sealed, saturated
 
 
 def encode(
@@ -70,19 +115,36 @@ def encode(
     matrix may round to an indefinite one, most of all in float32; the factor, then of the same size, cannot. What the
     server would refuse is refused here, before it leaves.
     """
-    targets = one_hot(labels, terms.n_classes)
-    if form_for(len(phi), terms.width) == "triangle":
-        sealed = _seal("triangle", message(statistics(phi, targets), terms.dtype), terms, client, nonce, repeats)
-        with suppress(InputError):
-            check(decode(sealed, terms), terms)
-            return sealed
-    sealed = _seal("factor", factor_message(phi, targets, terms.dtype), terms, client, nonce, repeats)
-    check(decode(sealed, terms), terms)
-    return sealed
+    with _enough_memory(terms):
+        targets = one_hot(labels, terms.n_classes)
+        if form_for(len(phi), terms.width) == "triangle":
+            sealed = _seal("triangle", message(statistics(phi, targets), terms.dtype), terms, client, nonce, repeats)
+            with suppress(InputError):
+                check(decode(sealed, terms), terms)
+                return sealed
+        sealed = _seal("factor", factor_message(phi, targets, terms.dtype), terms, client, nonce, repeats)
+        check(decode(sealed, terms), terms)
+        return sealed
+
+
+@contextmanager
+def _enough_memory(terms: Terms) -> Iterator[None]:
+    """An error in words if statistics of this size do not fit into memory."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not re.search("can't allocate|not enough memory", str(error)):
+            raise
+        raise InputError(
+            f"statistics of {terms.width} columns and {terms.n_classes} classes do not fit into this machine's memory; "
+            "use a larger machine, or agree on a smaller d_primary or fewer classes in a new federation"
+        ) from error
 
 
 def decode(data: bytes, terms: Terms) -> Contribution:
     """The message as tensors of the sizes agreed; nothing is allocated for any other."""
+    if terms.landmarked:
+        return _decode_integers(data, terms)
 
     def expected(header: dict[str, Any]) -> Expected:
         _check_header(header, terms)
@@ -114,12 +176,64 @@ def decode(data: bytes, terms: Terms) -> Contribution:
     return Contribution(client, form, n, nonce, n_copies, tensors, sha256(data), len(data))
 
 
+def _decode_integers(data: bytes, terms: Terms) -> Contribution:
+    """The vector of integers, each within its range, and the numbers of rows that it says."""
+    layout = statistics_layout(terms.width, terms.n_classes, terms.method.bits)
+
+    def expected(header: dict[str, Any]) -> Expected:
+        _check_header(header, terms)
+        if text(header, "form") != "integers":
+            raise InputError(f"statistics in the form {text(header, 'form')[:40]!r}; these terms need integers")
+        return {VECTOR: (("U8",), (packing(layout, header).n_bytes,))}
+
+    header, tensors = unseal(KIND, data, expected)
+    integers = unpacked(packing(layout, header), tensors)
+    n, n_copies = (int(integers[layout.places[name]][0]) for name in ("n_samples", "n_copies"))
+    if n != count(header, "n"):
+        raise InputError(f"n contradicts itself: {count(header, 'n')} in the header, {n} in the message")
+    if n_copies >= max(n, 1) or not 1 <= int(integers[layout.places["echo"]].sum()) <= n:
+        raise InputError(
+            f"n contradicts itself: {n_copies} copies among {n} rows, or an echo that {n} rows do not have"
+        )
+    client, nonce = check_name("client", text(header, "client")), text(header, "nonce")
+    count(header, "saturated")
+    return Contribution(client, "integers", n, nonce, n_copies, tensors, sha256(data), len(data), integers)
+
+
 def _echoes(echo: Tensor, n: int) -> bool:
     return int(echo.min()) >= 0 and 1 <= int(echo.long().sum()) <= n
 
 
-def check(contribution: Contribution, terms: Terms) -> None:
+def upload_bytes(terms: Terms, n_samples: int) -> int:
+    """What the statistics of so many rows weigh at most, without the echo."""
+    if terms.landmarked:  # most integers travel in fewer bits
+        return rounded_bytes(terms.width, terms.n_classes, terms.method.bits)
+    return statistics_bytes(n_samples, terms.width, terms.n_classes, terms.dtype)
+
+
+def largest_answer(terms: Terms) -> int:
+    """The most bytes that a client can have to send: before the terms are settled a description, then statistics.
+
+    A client that rejoins brings its former statistics too, if the server keeps only their sum.
+    """
+    beside = 2 * LARGEST_HEADER  # a header; the echo, or a description's moments
+    if terms.masked:  # a sum over many sites has more bits than one site's numbers: at most three times as many
+        return 3 * largest_answer(replace(terms, masked=False, keep_contributions=True))
+    if terms.outlined and terms.spread is not None:
+        return beside + spread_encoding(terms).layout.n_bytes
+    if not terms.settled:
+        return beside
+    once = beside + upload_bytes(terms, terms.width)
+    return once if terms.keep_contributions else 2 * once
+
+
+def check(contribution: Contribution, terms: Terms, landmarks: Landmarks | None = None) -> None:
     """Refuse what cannot be the statistics of n rows under these terms, with the reason."""
+    if contribution.integers is not None:
+        assert landmarks is not None
+        with _enough_memory(terms):
+            check_integers(contribution.integers, landmarks.encoding(terms), terms)
+        return
     tensors, n = contribution.tensors, contribution.n_samples
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -127,7 +241,8 @@ def check(contribution: Contribution, terms: Terms) -> None:
     _check_counts(tensors["class_counts"], tensors, n, terms)
     stats = contribution.statistics
     check_statistics(stats, terms)
-    definite = _factor_fits(contribution, terms) if contribution.form == "factor" else _definite(stats, terms)
+    with _enough_memory(terms):
+        definite = _factor_fits(contribution, terms) if contribution.form == "factor" else _definite(stats, terms)
     if not definite:
         raise InputError(_why_indefinite(stats, terms))
 
@@ -147,12 +262,13 @@ def check_statistics(stats: Statistics, terms: Terms) -> None:
             f"{1 / ORDINARY:.1g} to {ORDINARY:.1g} (largest sum {largest:.3g}, allowed {LARGEST:.1g}); "
             "rescale the features, or agree on normalise='row'"
         )
-    row, entry = (bound * (1 + 1e-3) for bound in _bounds(terms))  # rows are mapped in single precision
-    trace = float(diagonal.sum())
-    if trace > n * row or largest > n * entry:
+    row, entries = _bounds(terms)
+    most = n * (1 + 1e-3)  # rows are mapped in single precision
+    trace, worst = float(diagonal.sum()), int((diagonal / entries).argmax())
+    if trace > most * row or float(diagonal[worst]) > most * float(entries[worst]):
         raise InputError(
-            f"n contradicts the matrix: trace {trace:.4g}, largest sum of squares {largest:.4g}; "
-            f"{n} rows give at most {n * row:.4g} and {n * entry:.4g}"
+            f"n contradicts the matrix: trace {trace:.4g}, sum of squares {float(diagonal[worst]):.4g} in column "
+            f"{worst}; {n} rows give at most {most * row:.4g} and {most * float(entries[worst]):.4g}"
         )
     empty = stats.class_counts == 0
     # Only a factor is multiplied out here, and rounds; relative to what the class sums of n such rows could be.
@@ -183,18 +299,9 @@ def _check_header(header: Mapping[str, Any], terms: Terms) -> None:
 def _check_counts(counts: Tensor, tensors: Mapping[str, Tensor], n: int, terms: Terms) -> None:
     if n < 1 or int(tensors["n_samples"]) != n:
         raise InputError(f"n contradicts itself: {n} in the header, {int(tensors['n_samples'])} in the message")
-    if not torch.equal(counts, counts.round()) or float(counts.min()) < 0 or float(counts.max()) > 2**40:
-        raise InputError("class counts must be whole numbers, 0 or more")
-    if float(counts.sum()) != n:
-        raise InputError(f"n contradicts the class counts: {n} rows, counts that sum to {float(counts.sum()):.0f}")
     if float(tensors["target_energy"]) != n:
         raise InputError(f"n contradicts the target energy: {n} rows, energy {float(tensors['target_energy']):g}")
-    few = (counts > 0) & (counts < terms.min_per_class)
-    if bool(few.any()):
-        name = (terms.class_names or ())[int(few.nonzero()[0])]
-        raise InputError(
-            f"class {name!r} has {int(counts[few][0])} rows; with fewer than {terms.min_per_class} it must be withheld"
-        )
+    check_counts(counts, n, terms)
 
 
 def _check_intercept(stats: Statistics, terms: Terms) -> None:
@@ -206,17 +313,26 @@ def _check_intercept(stats: Statistics, terms: Terms) -> None:
         raise InputError(f"n contradicts the matrix: the column of ones counts otherwise than {n} rows")
 
 
-def _bounds(terms: Terms) -> tuple[float, float]:
-    """The largest |phi|^2 and the largest square of an entry of it that a row can have; infinite without a bound."""
-    d, ones = int(terms.method.d_primary), float(terms.method.intercept)
-    if terms.method.activation_primary in ("sigmoid", "cosine"):
-        return d + ones, 1.0
-    if terms.method.normalise not in ("root", "row", "columns"):
-        return math.inf, math.inf
-    # |act(x)| <= |x| and |z|^2 = l. sqrt(l) R is Gaussian (l, d): its largest singular value passes
-    # sqrt(l) + sqrt(d) + 8, and a column's length sqrt(l) + 8, with a probability below e^-32.
-    root = math.sqrt(terms.normaliser().width(terms.n_features or 0))
-    return (root + math.sqrt(d) + 8) ** 2 + ones, (root + 8) ** 2
+@lru_cache(maxsize=4)  # nearly always the same terms
+def _bounds(terms: Terms) -> tuple[float, Tensor]:
+    """The largest |phi|^2 that a row can have, and the largest square of each entry (d,); infinite without a bound.
+
+    phi = act(R'z). If |act(x)| <= |x| and rows have the length |z|^2 = l, then |phi|^2 <= l |R|_2^2, and the square of
+    an entry is at most l |r_j|^2. An activation that never passes 1 bounds the entries in any case.
+    """
+    method = terms.method
+    row, entries = math.inf, torch.full((terms.width,), math.inf, dtype=torch.float64)
+    if method.activation_primary in ("sigmoid", "cosine", "tanh"):
+        entries.fill_(1.0)
+    elif method.normalise in ("root", "row", "columns"):
+        matrix = terms.maps(torch.zeros(1, 1))[0].matrix
+        assert matrix is not None, "terms have a random map"
+        matrix = matrix.to(torch.float64)  # (l, d)
+        row = len(matrix) * float(torch.linalg.eigvalsh(gram(matrix))[-1]) + method.intercept
+        entries[: matrix.shape[1]] = len(matrix) * matrix.square().sum(0)
+    if method.intercept:
+        entries[-1] = 1.0
+    return min(row, float(entries.sum())), entries
 
 
 def _definite(stats: Statistics, terms: Terms) -> bool:
@@ -224,43 +340,32 @@ def _definite(stats: Statistics, terms: Terms) -> bool:
     present = stats.class_counts > 0
     scaled = stats.crosscorrelation[:, present] / stats.class_counts[present].sqrt()
     scatter = torch.addmm(stats.autocorrelation, scaled, scaled.T, alpha=-1)
-    return _positive(scatter, _allowed(stats, terms))
+    return positive(scatter, _allowed(stats, terms))
 
 
 def _factor_fits(contribution: Contribution, terms: Terms) -> bool:
-    """Whether counts - (Q'Y)'(Q'Y) is positive semidefinite, and zero where Q is square: R'R itself always is."""
+    """Whether counts - (Q'Y)'(Q'Y) is positive semidefinite, and zero where Q is square: R'R itself always is.
+
+    A class without rows has a zero column of Y, and exactly so of Q'Y: no matrix is made for all classes there are.
+    """
     turned, counts = contribution.tensors["turned_targets"].to(torch.float64), contribution.tensors["class_counts"]
+    present = counts > 0
+    if bool(turned[:, ~present].any()):
+        return False
+    turned, counts = turned[:, present], counts[present]
     rest = torch.diag(counts) - turned.T @ turned
     slack = 10 * ROUNDING[terms.wire] * contribution.n_samples
     if contribution.n_samples < terms.width:
         return float(rest.abs().max()) <= slack
-    return _smallest_eigenvalue(rest) >= -slack
+    return smallest_eigenvalue(rest) >= -slack
 
 
 def _allowed(stats: Statistics, terms: Terms) -> float:
     return ROUNDING[terms.wire] * float(stats.autocorrelation.diagonal().mean())
 
 
-def _positive(matrix: Tensor, allowed: float) -> bool:
-    """Whether no eigenvalue is below -allowed; overwrites the matrix.
-
-    A Cholesky factorisation says yes for a small part of the price; its no is looked at again.
-    """
-    matrix.diagonal().add_(allowed)
-    if not int(torch.linalg.cholesky_ex(matrix).info):
-        return True
-    return _smallest_eigenvalue(matrix) >= 0
-
-
-def _smallest_eigenvalue(matrix: Tensor) -> float:
-    try:
-        return float(torch.linalg.eigvalsh(matrix)[0])
-    except RuntimeError:  # torch's LinAlgError: entries so far apart that it does not converge: of no real rows
-        return -math.inf
-
-
 def _why_indefinite(stats: Statistics, terms: Terms) -> str:
-    if not _positive(stats.autocorrelation.clone(), _allowed(stats, terms)):
+    if not positive(stats.autocorrelation.clone(), _allowed(stats, terms)):
         return "the autocorrelation is indefinite beyond rounding: no rows have these sums of products"
     return "n contradicts the matrix: the class sums are too long for the class counts"
 
@@ -268,12 +373,16 @@ def _why_indefinite(stats: Statistics, terms: Terms) -> str:
 def _seal(
     form: str, tensors: Mapping[str, Tensor], terms: Terms, client: str, nonce: str, repeats: Repeats | None
 ) -> bytes:
-    assert terms.fingerprints is not None
-    header = {
-        "federation": terms.federation, "terms": terms.digest, "map": terms.fingerprints[0],
-        "client": check_name("client", client), "form": form, "n": int(tensors["n_samples"]), "nonce": nonce,
-    }  # fmt: skip
+    header = _header(form, int(tensors["n_samples"]), terms, client, nonce)
     if repeats is None:
         return seal(KIND, header, tensors)
     echo = repeats.echo.clamp_max(2**15 - 1).to(torch.int16)
     return seal(KIND, header | {"n_copies": repeats.n_copies}, {**tensors, "echo": echo})
+
+
+def _header(form: str, n: int, terms: Terms, client: str, nonce: str) -> dict[str, Any]:
+    assert terms.fingerprints is not None
+    return {
+        "federation": terms.federation, "terms": terms.digest, "map": terms.fingerprints[0],
+        "client": check_name("client", client), "form": form, "n": n, "nonce": nonce,
+    }  # fmt: skip

@@ -6,20 +6,33 @@ who has answered is asked again. It needs no network: a transport hands it what 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from apfl.errors import InputError, unknown
+import numpy as np
+
+from apfl.errors import InputError
 from apfl.federate import intake, leaving, publishing
+from apfl.federate.blobs import FolderError
+from apfl.federate.influence import influence_of_members
 from apfl.federate.intake import Receipt
+from apfl.federate.landmarks import draw, load_landmarks, open_spread, read_landmarks
 from apfl.federate.ledger import Ledger
+from apfl.federate.masked import leaving as masked_leaving
+from apfl.federate.masked.tables import choice_of_sums
 from apfl.federate.messages import open_description, open_table, seal_choice
+from apfl.federate.names import check_name
 from apfl.federate.pool import Pool
 from apfl.federate.publishing import Publication
 from apfl.federate.status import status
-from apfl.federate.terms import Terms, check_name, settle
+from apfl.federate.terms import Terms, settle
+from apfl.federate.usable import usable
+from apfl.maths.hits import bounded
 
 __all__ = ["Coordinator", "Publication", "Receipt"]
+
+LANDMARKS = "landmarks.safetensors"
 
 
 class Coordinator:
@@ -33,12 +46,13 @@ class Coordinator:
         self.ledger = Ledger(folder, wait=wait)
         try:
             self.draft = self._draft(terms)
-            settled = self.ledger.get("terms")
-            self._terms = None if settled is None else Terms.from_json(settled)
+            self._outline = self._agreed("outline")
+            self._terms = self._agreed("terms")
+            publishing.retire_damaged(self.ledger)
+            self._pool = None if self._terms is None else self._open_pool(self._terms)
         except BaseException:
             self.close()
             raise
-        self._pool = None if self._terms is None else Pool(self.ledger, self._terms)
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -58,28 +72,134 @@ class Coordinator:
 
     def describe(self, data: bytes, sender: str | None = None) -> Receipt:
         """Take a client's description."""
-        return intake.written_down(
-            self.ledger, "description", data, sender,
+        return self._written_down(
+            "description", data, sender,
             lambda: intake.take_description(self.ledger, self.draft, self._terms, data, sender),
         )  # fmt: skip
 
+    def outline(self) -> bytes:
+        """With landmarks: fix all but them from the descriptions at hand, once; afterwards, what was fixed."""
+        if self._outline is None:
+            self._not_masked("outline")
+            self._outline = self._fix("outline")
+        return self._outline.to_json().encode()
+
+    def spread(self, data: bytes, sender: str | None = None) -> Receipt:
+        """Take the moments of a client's normalised rows, from which landmarks are drawn."""
+        return self._written_down(
+            "spread", data, sender,
+            lambda: intake.take_spread(self.ledger, self._outline, self._terms, data, sender),
+        )  # fmt: skip
+
     def settle(self) -> bytes:
-        """Fix the terms from the descriptions at hand, once; afterwards, the terms that were fixed."""
+        """Fix the terms from the descriptions at hand, once; afterwards, the terms that were fixed.
+
+        Clients whose description cannot be settled with the others' (`usable`) are left out, and the ledger names them.
+        Landmarks are drawn from the moments at hand.
+        """
         if self._terms is None:
-            rows = self.ledger.descriptions()
-            if len(rows) < self.draft.quorum:
-                raise InputError(f"{len(rows)} clients have described themselves; the quorum is {self.draft.quorum}")
-            terms = settle(self.draft, [open_description(row["data"], self.draft) for row in rows])
-            with self.ledger.transaction():
-                self.ledger.put("terms", terms.to_json())
-                self.ledger.event("settled", width=terms.width, classes=terms.n_classes, digest=terms.digest)
-            self._terms, self._pool = terms, Pool(self.ledger, terms)
+            self._not_masked("terms")
+            self._terms = self._draw() if self.draft.landmarked else self._fix("terms")
+            self._pool = self._open_pool(self._terms)
         return self._terms.to_json().encode()
+
+    def _fix(self, what: str) -> Terms:
+        """Terms from the descriptions at hand, kept as the outline or as the settled terms."""
+        rows = self.ledger.descriptions()
+        self._check_quorum(len(rows))
+        kept, left_out = usable(self.draft, [open_description(row["data"], self.draft) for row in rows])
+        self._check_quorum(len(kept), [each.client for each, _ in left_out])
+        terms = settle(self.draft, kept)
+        with self.ledger.transaction():
+            intake.leave_out(self.ledger, left_out)
+            self._keep(what, terms)
+        return terms
+
+    def _draw(self) -> Terms:
+        """The outline with its landmarks."""
+        outline = Terms.from_json(self.outline())
+        spreads = [open_spread(row["data"], outline).integers for row in self.ledger.spreads()]
+        if outline.spread is not None and len(spreads) < self.draft.quorum:
+            raise InputError(
+                f"{len(spreads)} clients have sent the moments that landmarks are drawn from; the quorum is "
+                f"{self.draft.quorum}"
+            )
+        return self._drawn(outline, spreads)
+
+    def _drawn(self, outline: Terms, spreads: Sequence[np.ndarray]) -> Terms:
+        terms, data = draw(outline, spreads)
+        self.ledger.blobs.put(LANDMARKS, data)
+        with self.ledger.transaction():
+            self.ledger.put("landmarks", LANDMARKS)
+            self.ledger.empty_spreads()
+            self._keep("terms", terms)
+        self.ledger.scrub()
+        return terms
+
+    def outline_from(self, outline: Terms) -> None:
+        """Under masks: all but the landmarks is fixed, from the sum of the sites' counts."""
+        assert self._outline is None
+        with self.ledger.transaction():
+            self._keep("outline", outline)
+        self._outline = outline
+
+    def settle_from(self, spreads: Sequence[np.ndarray]) -> None:
+        """Under masks: draw landmarks from the sum of the sites' moments, or from none."""
+        assert self._outline is not None
+        self._terms = self._drawn(self._outline, spreads)
+        self._pool = self._open_pool(self._terms)
+
+    def _keep(self, what: str, terms: Terms) -> None:
+        """Write terms down; inside a transaction."""
+        self.ledger.put(what, terms.to_json())
+        self.ledger.put(f"{what}_digest", terms.digest)
+        event = "settled" if what == "terms" else "outlined"
+        self.ledger.event(event, width=terms.width, classes=terms.n_classes, digest=terms.digest)
+
+    def _open_pool(self, terms: Terms) -> Pool:
+        return Pool(self.ledger, terms, load_landmarks(self.ledger, terms))
+
+    @property
+    def spreading(self) -> bool:
+        """Whether the moments behind the landmarks are what is waited for."""
+        return self._outline is not None and self._outline.spread is not None and self._terms is None
+
+    def landmarks(self) -> bytes:
+        """The message with the landmarks of the settled terms, for a site to keep."""
+        return read_landmarks(self.ledger, self.terms)
+
+    def kept_landmarks(self, client: str) -> None:
+        """A client has the landmarks: it need not be sent them again."""
+        with self.ledger.transaction():
+            self.ledger.know(check_name("client", client))
+            self.ledger.write_landmarks_kept(client)
+
+    def lost_landmarks(self, client: str) -> None:
+        """A client failed to answer: it is sent the landmarks again with the next question."""
+        with self.ledger.transaction():
+            self.ledger.drop_landmarks_kept(client)
+
+    def _not_masked(self, what: str) -> None:
+        if self.draft.masked:
+            raise InputError(f"there are no settled terms yet: under masks the {what} come from sums over a cohort")
+
+    def _check_quorum(self, n_described: int, left_out: Sequence[str] = ()) -> None:
+        if n_described < self.draft.quorum:
+            odd = f"; those of {', '.join(left_out)} cannot be settled with theirs" if left_out else ""
+            raise InputError(
+                f"{n_described} clients have described themselves, with features of one width and classes within "
+                f"bounds{odd}; the quorum is {self.draft.quorum}"
+            )
 
     @property
     def settled(self) -> bool:
         """Whether the terms are fixed."""
         return self._terms is not None
+
+    @property
+    def agreed(self) -> Terms:
+        """What is fixed so far: the settled terms, their outline, or the draft."""
+        return self._terms or self._outline or self.draft
 
     @property
     def terms(self) -> Terms:
@@ -99,10 +219,26 @@ class Coordinator:
 
     def accept(self, data: bytes, sender: str | None = None) -> Receipt:
         """Take a contribution: checked, written down, counted once."""
-        return intake.written_down(self.ledger, "statistics", data, sender, lambda: self._accept(data, sender))
+        return self._written_down("statistics", data, sender, lambda: self._accept(data, sender))
+
+    def rejoin(self, data: bytes, sender: str | None = None, former: bytes | None = None) -> Receipt:
+        """Take a contribution in place of the client's former one: it leaves and joins in one step.
+
+        With ``keep_contributions`` off the client brings the ``former`` bytes too. Until the next publication there is
+        no current one.
+        """
+        return self._written_down(
+            "statistics", data, sender,
+            lambda: self._counted(
+                intake.take_rejoin(self.ledger, self.pool, self.draft, self.terms, data, sender, former)
+            ),
+        )  # fmt: skip
 
     def _accept(self, data: bytes, sender: str | None) -> Receipt:
-        receipt = intake.take_contribution(self.ledger, self.pool, self.terms, data, sender)
+        return self._counted(intake.take_contribution(self.ledger, self.pool, self.draft, self.terms, data, sender))
+
+    def _counted(self, receipt: Receipt) -> Receipt:
+        """Fold in what was accepted if only sums are kept, unless it waits for its cohort."""
         if receipt.outcome != "accepted":
             return receipt
         if self._held_back():
@@ -127,8 +263,8 @@ class Coordinator:
         return current is not None and self.ledger.members(current["number"]) == self.pool.members()
 
     def _held_back(self) -> bool:
-        """Whether pending contributions wait for a cohort: after the first publication, while they are too few."""
-        return self.ledger.last_number() > 0 and len(self.pool.pending()) < self.terms.min_cohort
+        """Whether the pending contributions wait for a cohort."""
+        return self.pool.holds_back(len(self.pool.pending()))
 
     # ----------------------------------------------------------------------------------------- publishing
 
@@ -164,8 +300,8 @@ class Coordinator:
 
     def table(self, data: bytes, sender: str | None = None) -> Receipt:
         """Take a client's table of left-out hits under the current publication."""
-        return intake.written_down(
-            self.ledger, "table", data, sender, lambda: intake.take_table(self.ledger, self.terms, data, sender)
+        return self._written_down(
+            "table", data, sender, lambda: intake.take_table(self.ledger, self.terms, data, sender)
         )
 
     def choose(self) -> bytes:
@@ -173,28 +309,51 @@ class Coordinator:
         current = self.ledger.current()
         if current is None:
             raise InputError("nothing is published yet, so there is nothing to choose settings for")
+        if self.terms.masked:
+            return choice_of_sums(self.ledger, self.terms, current)
         rows = self.ledger.tables(current["number"])
         if self.terms.wants_tables and not rows:
             raise InputError("no client has sent a table of left-out hits yet")
         tables = [open_table(row["data"], self.terms) for row in rows]
-        hits = {table.sha256: table.hits for table in tables}
-        return seal_choice(self.terms, current["number"], current["unit"], hits, sum(row["n"] for row in rows))
+        n_rows = [row["n"] for row in rows]
+        counted = bounded([table.hits for table in tables], n_rows)
+        hits = {table.sha256: each for table, each in zip(tables, counted, strict=True)}
+        return seal_choice(self.terms, current["number"], current["unit"], hits, sum(n_rows))
 
     def metrics(self, data: bytes, sender: str | None = None) -> Receipt:
         """Take what a client chose to report about its model."""
-        return intake.written_down(
-            self.ledger, "metrics", data, sender, lambda: intake.take_metrics(self.ledger, self.terms, data, sender)
+        return self._written_down(
+            "metrics", data, sender, lambda: intake.take_metrics(self.ledger, self.terms, data, sender)
         )
+
+    def _written_down(self, what: str, data: bytes, sender: str | None, take: Callable[[], Receipt]) -> Receipt:
+        """What becomes of a message of one client; under masks there is no such message."""
+        if not self.draft.masked:
+            return intake.written_down(self.ledger, what, data, sender, take)
+        return self.refuse(sender, what, "a message of one site alone; under these terms only sums are known")
+
+    def refuse(self, client: str | None, what: str, reason: str) -> Receipt:
+        """Write down that what a client sent could not even be handed over."""
+
+        def refused() -> Receipt:
+            raise InputError(reason)
+
+        return intake.written_down(self.ledger, what, b"", client, refused)
 
     # -------------------------------------------------------------------------------------------- leaving
 
     def leave(self, client: str, data: bytes | None = None) -> leaving.Evidence:
         """Take a client out: from here on everything is as if it had never joined. See `apfl.federate.leaving`."""
-        return leaving.leave(self, client, data, forget=False)
+        return self._leave(client, data, forget=False)
 
     def forget(self, client: str, data: bytes | None = None) -> leaving.Evidence:
         """`leave`, and erase the client's name from the ledger too."""
-        return leaving.leave(self, client, data, forget=True)
+        return self._leave(client, data, forget=True)
+
+    def _leave(self, client: str, data: bytes | None, *, forget: bool) -> leaving.Evidence:
+        if self.draft.masked:
+            return masked_leaving.leave(self, client, forget=forget)
+        return leaving.leave(self, client, data, forget=forget)
 
     def contribution_of(self, client: str) -> str | None:
         """The hash of what a client contributed: with ``keep_contributions`` off it must bring those bytes to leave."""
@@ -203,14 +362,24 @@ class Coordinator:
 
     def known(self, client: str) -> str:
         """The client's name, if it is one of those here."""
-        names = self.ledger.names()
-        if client not in names:
-            raise unknown("client", client, names)
-        return client
+        return self.ledger.known(client)
+
+    def influence(self) -> dict[str, float]:
+        """Each member's influence on the current publication, by name (`apfl.federate.influence`)."""
+        found = influence_of_members(self.ledger, self.pool, self.terms) if self.settled else {}
+        members = self.pool.members() if found else {}
+        return {client: found[digest] for client, digest in members.items() if digest in found}
 
     def status(self) -> dict[str, Any]:
         """Where the federation stands, as plain values; `apfl.federate.status.status_of` reads it from the folder."""
         return status(self.ledger)
+
+    def _agreed(self, what: str) -> Terms | None:
+        stored, digest = self.ledger.get(what), self.ledger.get(f"{what}_digest")
+        terms = None if stored is None else Terms.from_json(stored)
+        if terms is not None and digest not in (None, terms.digest):
+            raise FolderError(f"the terms in {self.ledger.folder} have changed on disk; restore it from a backup")
+        return terms
 
     def _draft(self, terms: Terms | None) -> Terms:
         stored = self.ledger.get("draft")

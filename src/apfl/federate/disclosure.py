@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,28 +12,21 @@ from torch import Tensor
 
 from apfl.data.federation import Shard
 from apfl.errors import InputError
+from apfl.federate.landmarks import spread_encoding
 from apfl.federate.terms import Terms
+from apfl.maths.integers import statistics_layout
 from apfl.maths.leaveout import ECHO
 from apfl.maths.normalise import check_features, needs_moments
 from apfl.maths.wire import form_for, statistics_shapes
 
-__all__ = ["Usable", "WhatLeaves", "select", "what_leaves"]
+__all__ = ["WhatLeaves", "names_under", "select", "what_leaves", "without_classes"]
 
 
-@dataclass(frozen=True, eq=False)
-class Usable:
-    """Rows of classes that the federation has, and which of them it may have."""
-
-    rows: Shard  # with labels in the federation's order
-    shared: Tensor  # (n,), bool: rows behind the statistics; the others' classes are withheld
-
-    def only_shared(self) -> Usable:
-        """The rows behind the statistics."""
-        return Usable(self.rows.where(self.shared), self.shared[self.shared])
+NEVER = "never: rows, images, labels of single rows, the personal model; metrics only if you say so"
 
 
-def select(train: Shard, class_names: Sequence[str], terms: Terms) -> Usable:
-    """A client's rows under these terms, or under a draft of them."""
+def select(train: Shard, class_names: Sequence[str], terms: Terms) -> Shard:
+    """A client's rows under these terms, or under a draft: labels in the federation's order, and what is shared."""
     if terms.n_features is not None and train.features.shape[1] != terms.n_features:
         raise InputError(
             f"features of width {train.features.shape[1]} given; the federation agreed on {terms.n_features}: "
@@ -47,8 +40,30 @@ def select(train: Shard, class_names: Sequence[str], terms: Terms) -> Usable:
     if not bool(known.any()):
         raise InputError(f"no row is of a class that the federation has ({', '.join(names[:8])}); compare the names")
     rows = Shard(train.features, labels, train.groups).where(known)
-    enough = torch.bincount(rows.labels, minlength=len(names)) >= terms.min_per_class
-    return Usable(rows, enough[rows.labels])
+    return replace(rows, shared=_shared(rows.labels, terms))
+
+
+def _shared(labels: Tensor, terms: Terms) -> Tensor:
+    """Which rows the federation may have, bool (n,): classes of enough rows, and no more rows than the cap."""
+    shared = _of_large_classes(torch.ones_like(labels, dtype=torch.bool), labels, terms)
+    if terms.row_limit is None or int(shared.sum()) <= terms.row_limit:
+        return shared
+    places = np.random.default_rng(terms.seed).permutation(shared.nonzero()[:, 0].numpy())  # the same at every call
+    drawn = torch.zeros_like(shared)
+    drawn[torch.from_numpy(places[: terms.row_limit])] = True
+    return _of_large_classes(drawn, labels, terms)
+
+
+def _of_large_classes(among: Tensor, labels: Tensor, terms: Terms) -> Tensor:
+    """Those of the rows ``among`` whose class has at least ``min_per_class`` of them."""
+    counts = torch.bincount(labels[among], minlength=int(labels.max()) + 1)
+    return among & (counts >= terms.min_per_class)[labels]
+
+
+def without_classes(rows: Shard, admitted: Sequence[bool]) -> Shard:
+    """The rows, of which those of classes that are not admitted are not shared."""
+    assert rows.shared is not None
+    return replace(rows, shared=rows.shared & torch.tensor(admitted)[rows.labels])
 
 
 def names_under(class_names: Sequence[str], terms: Terms) -> tuple[str, ...]:
@@ -71,60 +86,146 @@ class WhatLeaves:
     table: int  # integers in the table of left-out hits
     moments: bool
     keeps: bool  # whether the server keeps single contributions
+    bits: int = 0  # of the integers that statistics are; 0: they are no integers
+    spread: str = ""  # second moments behind landmarks: products, squares, or which of them is open; none
+    spread_bytes: int | None = None
+    beyond: int = 0  # rows that stay out because the terms cap a client's rows
+    smallest_sum: int = 0  # sites in a masked sum; 0: the server sees what this client sends
 
     def lines(self) -> list[str]:
         """In words, one statement a line."""
-        size = "" if self.numbers is None else f": {self.numbers:,} numbers, {(self.n_bytes or 0) / 1e6:.1f} MB"
-        told = [
-            f"first: the number of rows ({self.n_samples:,}), the feature width ({self.n_features}), and the names of "
-            f"{len(self.counts)} classes: {', '.join(self.counts)}",
-            f"then, once: sums of products of the activated features of these rows, and their sums by class{size}",
-            f"with it, how many rows each class has: {', '.join(f'{k} {v}' for k, v in self.counts.items())}",
-            "with it, to find rows that several sites hold: how many rows fall into each of "
-            f"{ECHO:,} buckets by a hash, and how many repeat another row of this site",
+        return self._masked_lines() if self.smallest_sum else self._plain_lines()
+
+    def _masked_lines(self) -> list[str]:
+        """Who sees what under masks."""
+        size = "" if self.numbers is None else f": {self.numbers:,} integers of {self.bits} bits before masking"
+        lines = [
+            "everything below leaves under a mask: the server learns the sum over all sites that take part, at least "
+            f"{self.smallest_sum}, and nothing of this site but its name, its keys and that it takes part",
+            f"into the first sum: how many rows each class has ({_listed(self.counts)}), and whether there are any",
+            f"into a sum, once: sums of products of the activated features, and their sums by class{size}; how many "
+            f"rows fall into each of {ECHO:,} buckets by a hash, and how many repeat another row of this site",
         ]
-        if self.moments:
-            told.insert(1, f"also first: sum and sum of squares of each of the {self.n_features} features")
+        if self.spread:
+            lines.insert(2, self._spread_line().replace("then, once", "into a sum, once"))
         if self.table:
-            told.append(f"later: {self.table:,} counts of left-out rows predicted right, one for each setting tried")
-        told.append(
-            "the server keeps this contribution by itself" if self.keeps else "the server keeps only everyone's sum"
-        )
-        told += [
+            lines.append(f"into a sum: {self.table:,} counts of left-out rows predicted right, one for each setting")
+        lines += [
+            "other sites see the roster, who is in a sum, and what is published: the primary, rows of each class over "
+            "all sites, a sketch",
+            "withheld from the other sums: classes with fewer than 20 rows over all sites, or at one site only",
+            *self._stays(),
+            "checked here before anything is sent: the roster, the fewest sites in a sum, and that the map has at most "
+            "a quarter as many columns as there are rows",
+        ]
+        return [*lines, NEVER]
+
+    def _stays(self) -> list[str]:
+        """What stays at the site that could have been expected to leave."""
+        lines = [
             f"withheld: class {name} with {_rows(n)}, which could be read off the sums"
             for name, n in self.withheld.items()
         ]
-        told += [
+        if self.beyond:
+            lines.append(f"not sent: {_rows(self.beyond)} beyond what the terms let one site contribute")
+        return lines + [
             f"not used: class {name} with {_rows(n)}; the federation does not have it"
             for name, n in self.unknown.items()
         ]
-        return [*told, "never: rows, images, labels of single rows, the personal model; metrics only if you say so"]
+
+    def _plain_lines(self) -> list[str]:
+        what = f"integers of {self.bits} bits at most" if self.bits else "numbers"
+        size = f", as {what}" if self.bits else ""
+        if self.numbers is not None:
+            size = f": {self.numbers:,} {what}, {(self.n_bytes or 0) / 1e6:.1f} MB"
+        lines = [
+            f"first: the number of rows ({self.n_samples:,}), the feature width ({self.n_features}), and the names of "
+            f"{len(self.counts)} classes: {', '.join(self.counts)}",
+            f"then, once: sums of products of the activated features of these rows, and their sums by class{size}",
+            f"with it, how many rows each class has: {_listed(self.counts)}",
+            "with it, to find rows that several sites hold: how many rows fall into each of "
+            f"{ECHO:,} buckets by a hash, and how many repeat another row of this site",
+        ]
+        if self.spread:
+            lines.insert(1, self._spread_line())
+        if self.moments:
+            lines.insert(
+                1,
+                f"also first: sum and sum of squares of each of the {self.n_features} features, and of the rows' sizes",
+            )
+        if self.table:
+            lines.append(f"later: {self.table:,} counts of left-out rows predicted right, one for each setting tried")
+        lines.append(
+            "the server keeps this contribution by itself" if self.keeps else "the server keeps only everyone's sum"
+        )
+        lines += self._stays()
+        if self.bits:
+            lines.append("all sums are rounded at random to integers, by a seed that stays at this site")
+        return [*lines, NEVER]
+
+    def _spread_line(self) -> str:
+        size = "" if self.spread_bytes is None else f": at most {self.spread_bytes / 1e6:.1f} MB"
+        return (
+            f"then, once: the sum of each of the {self.n_features} normalised features and the sums of their "
+            f"{self.spread}, from which the server draws landmarks{size}"
+        )
 
 
 def what_leaves(train: Shard, class_names: Sequence[str], terms: Terms) -> WhatLeaves:
     """What a client with these rows would send."""
     names = names_under(class_names, terms)
-    usable = select(train, class_names, terms).rows.labels
-    counts = dict(zip(names, torch.bincount(usable, minlength=len(names)).tolist(), strict=True))
+    rows = select(train, class_names, terms)
+    labels = rows.labels
+    counts, sent = (
+        dict(zip(names, torch.bincount(codes, minlength=len(names)).tolist(), strict=True))
+        for codes in (labels, rows.only_shared().labels)
+    )
     own = dict(zip(class_names, torch.bincount(train.labels, minlength=len(class_names)).tolist(), strict=True))
-    shared = {name: n for name, n in counts.items() if n >= terms.min_per_class}
-    n, numbers = sum(shared.values()), None
-    if terms.settled:
-        shapes = statistics_shapes(form_for(n, terms.width), n, terms.width, terms.n_classes)
-        numbers = sum(map(math.prod, shapes.values()))
+    shared = {name: n for name, n in sent.items() if n}
+    withheld = {name: n for name, n in counts.items() if 0 < n < terms.min_per_class}
+    n = sum(shared.values())
+    numbers, n_bytes = _statistics_size(terms, n) if terms.settled else (None, None)
     return WhatLeaves(
         n_samples=n,
         counts=shared,
-        withheld={name: n for name, n in counts.items() if 0 < n < terms.min_per_class},
+        withheld=withheld,
         unknown={name: n for name, n in own.items() if n and name not in names},
         n_features=train.features.shape[1],
         width=terms.width if terms.settled else None,
         numbers=numbers,
-        n_bytes=None if numbers is None else numbers * terms.dtype.itemsize,
+        n_bytes=n_bytes,
         table=int(np.prod(terms.grid(1.0).shape)) if terms.wants_tables else 0,
         moments=needs_moments(terms.method.normalise),
         keeps=terms.keep_contributions,
+        bits=terms.method.bits if terms.landmarked else 0,
+        spread=_second_moments(terms),
+        spread_bytes=None if terms.spread is None else spread_encoding(terms).layout.n_bytes,
+        beyond=len(labels) - n - sum(withheld.values()),
+        smallest_sum=terms.smallest_sum if terms.masked else 0,
     )
+
+
+def _statistics_size(terms: Terms, n: int) -> tuple[int, int]:
+    """Numbers and bytes of Phi'Phi and Phi'Y."""
+    if terms.landmarked:
+        layout = statistics_layout(terms.width, terms.n_classes, terms.method.bits)
+        sums = [part for part in layout.parts if part.name in ("below", "diagonal", "cross")]
+        return sum(part.size for part in sums), sum(part.n_bytes for part in sums)
+    shapes = statistics_shapes(form_for(n, terms.width), n, terms.width, terms.n_classes)
+    numbers = sum(map(math.prod, shapes.values()))
+    return numbers, numbers * terms.dtype.itemsize
+
+
+def _second_moments(terms: Terms) -> str:
+    """Which sums the landmarks are drawn from, in words; empty if none."""
+    if not terms.landmarked or terms.method.landmarks == "free":
+        return ""
+    open_yet = "products (squares alone, if all sites have fewer rows than four for each feature)"
+    return {"full": "products", "diagonal": "squares", None: open_yet}[terms.spread]
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {n}" for name, n in counts.items())
 
 
 def _rows(n: int) -> str:

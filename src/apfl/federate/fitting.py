@@ -6,42 +6,106 @@ and leaving them out changes nothing about it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
-from apfl.federate.disclosure import Usable
+from apfl.data.federation import Shard
+from apfl.federate.landmarks import Landmarks, agreed_maps
 from apfl.federate.messages import Broadcast
 from apfl.federate.terms import Terms
+from apfl.maths.alone import Comparison, compare, go_alone
+from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, LandmarkMap, spread
 from apfl.maths.leaveout import leaving
-from apfl.maths.personalise import Rows, Shared, leave_out, refine
+from apfl.maths.normalise import Normaliser, moments, needs_moments, normaliser
+from apfl.maths.personalise import Rows, Setting, Shared, leave_out, refine, width_for
+from apfl.methods._streams import Map, draw_landmarks
 from apfl.models.dual_stream import DualStream
+from apfl.models.landmark import LandmarkModel
 
-__all__ = ["left_out_hits", "personal_model"]
+__all__ = ["Fitted", "left_out_hits", "one_stream", "personal_model"]
 
 
-def left_out_hits(usable: Usable, terms: Terms, broadcast: Broadcast, member: bool) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A client's model, and how the published primary served the client's own rows."""
+
+    model: DualStream | LandmarkModel
+    comparison: Comparison
+    alone: bool  # whether the model goes without the primary
+
+
+def left_out_hits(
+    shard: Shard, terms: Terms, landmarks: Landmarks | None, broadcast: Broadcast, member: bool
+) -> Tensor:
     """How many of the rows behind the statistics each setting gets right once they are left out, int64."""
-    rows = _mapped(usable.only_shared(), terms, member)
+    rows = _mapped(shard.only_shared(), terms, landmarks, member)
     return leave_out(rows, _shared(broadcast), terms.method.smoothing, terms.grid(broadcast.unit)).table
 
 
 def personal_model(
-    usable: Usable, terms: Terms, broadcast: Broadcast, member: bool, setting: tuple[float, float, float]
-) -> DualStream:
-    """The client's model with this beta, balance and tau, from all its rows."""
-    own = refine(_mapped(usable, terms, member), _shared(broadcast), setting, terms.method.smoothing)
-    primary_map, refinement_map = terms.maps(usable.rows.features)
+    shard: Shard, terms: Terms, landmarks: Landmarks | None, broadcast: Broadcast, member: bool, setting: Setting,
+    scaling: str,
+) -> Fitted:  # fmt: skip
+    """The client's model with this beta, balance and tau, from all its rows; without the primary if it does not help.
+
+    ``scaling`` is the normalisation of the invitation. Whoever describes rows has a part in the agreed mean and std, so
+    a client that goes alone takes its own. So it is with landmarks.
+    """
+    rows, smoothing = _mapped(shard, terms, landmarks, member), terms.method.smoothing
+    features = shard.features
+    own = normaliser(scaling, moments(features)) if needs_moments(scaling) else terms.normaliser()
+    own_map = _own_landmarks(terms, own, features) if terms.landmarked else terms.refinement_map(features, own)
+    alone = go_alone(own_map(own(features)), rows.labels, terms.n_classes, (rows.groups, rows.copies))
+    comparison = compare(rows, _shared(broadcast), setting, smoothing, alone)
+    if not (comparison.goes_alone or (terms.method.gamma == "auto" and comparison.blind)):
+        maps = agreed_maps(terms, features, landmarks)
+        return Fitted(_two_streams(rows, terms, maps, broadcast, setting), comparison, alone=False)
+    return Fitted(one_stream(own_map, alone.weights, own, terms.class_names), comparison, alone=True)
+
+
+def one_stream(
+    feature_map: Map, weights: Tensor, scaling: Normaliser, class_names: Sequence[str] | None
+) -> DualStream | LandmarkModel:
+    """A model of one map and its weights."""
+    if isinstance(feature_map, LandmarkMap):
+        return LandmarkModel(feature_map, feature_map.fold(weights), scaling, class_names)
+    return DualStream(feature_map, weights, normaliser=scaling, class_names=class_names)
+
+
+def _own_landmarks(terms: Terms, own: Normaliser, features: Tensor) -> LandmarkMap:
+    """A map with landmarks drawn from the client's own rows, as wide as so many rows need."""
+    z = own(features)
+    n, n_in = z.shape
+    d = min(terms.width, width_for(n, n_in))
+    return draw_landmarks(d, terms.seed, spread(z, full=n >= ROWS_FOR_EACH_COLUMN * n_in), features)[0]
+
+
+def _two_streams(
+    rows: Rows, terms: Terms, maps: tuple[Map, Map], broadcast: Broadcast, setting: Setting
+) -> DualStream | LandmarkModel:
+    own = refine(rows, _shared(broadcast), setting, terms.method.smoothing)
+    primary_map, refinement_map = maps
+    if isinstance(primary_map, LandmarkMap) or isinstance(refinement_map, LandmarkMap):  # then both are
+        assert isinstance(primary_map, LandmarkMap)
+        weights = primary_map.fold(broadcast.weights + own.balance * own.refinement)
+        return LandmarkModel(primary_map, weights, terms.normaliser(), terms.class_names, prior=own.prior)
     return DualStream(
         primary_map, broadcast.weights, refinement_map, own.refinement, own.balance, terms.normaliser(),
         terms.class_names, prior=own.prior,
     )  # fmt: skip
 
 
-def _mapped(usable: Usable, terms: Terms, member: bool) -> Rows:
-    rows = usable.rows
+def _mapped(rows: Shard, terms: Terms, landmarks: Landmarks | None, member: bool) -> Rows:
     z = terms.normaliser()(rows.features)
-    phi, psi = (stream(z) for stream in terms.maps(rows.features))
+    primary_map, refinement_map = agreed_maps(terms, rows.features, landmarks)
+    phi = primary_map(z)
+    psi = phi if refinement_map is primary_map else refinement_map(z)
     together = leaving(rows.features, rows.labels, rows.groups)
-    return Rows(phi, psi, rows.labels, *together, seen=usable.shared & member)
+    shared = torch.ones_like(rows.labels, dtype=torch.bool) if rows.shared is None else rows.shared
+    return Rows(phi, psi, rows.labels, *together, seen=shared & member)
 
 
 def _shared(broadcast: Broadcast) -> Shared:

@@ -41,6 +41,10 @@ class _Traffic:
         self.payload += payload_bytes(data)
         return data
 
+    def outline(self, agreement: bytes) -> bytes:
+        self.n_bytes += len(agreement)
+        return agreement
+
     def terms(self, agreement: bytes) -> bytes:
         self.n_bytes += len(agreement)
         terms = Terms.from_json(agreement)
@@ -54,14 +58,21 @@ def payload_bytes(data: bytes) -> int:
 
 
 def simulate(sites: Sequence[Site], terms: Terms, folder: str | Path) -> Simulated:
-    """Describe, contribute, publish, choose, refine: every client answers every message."""
+    """Describe, spread, contribute, publish, choose, refine: every client answers every message."""
+    if terms.masked:
+        return _simulate_masked(sites, terms, folder)
     up, down = _Traffic(), _Traffic()
     with Coordinator(folder, terms) as server:
         for site in sites:
             sent = up.message(site.describe(down.terms(server.invitation())))
             _taken(server.describe(sent, site.name))
+        if terms.landmarked:
+            _spread(server, sites, up, down)
         agreement = server.settle()
         for site in sites:
+            if terms.landmarked:
+                site.keep_landmarks(agreement, down.message(server.landmarks()))
+                server.kept_landmarks(site.name)
             sent = up.message(site.statistics(down.terms(agreement)))
             _taken(server.accept(sent, site.name))
         server.publish()
@@ -75,6 +86,23 @@ def simulate(sites: Sequence[Site], terms: Terms, folder: str | Path) -> Simulat
         for site in sites:
             server.confirm(site.name, 1)
     return Simulated(models, up.n_bytes, down.n_bytes, up.payload, down.payload)
+
+
+def _simulate_masked(sites: Sequence[Site], terms: Terms, folder: str | Path) -> Simulated:
+    """The same through masked sums. The payload up is the masked vectors."""
+    from apfl.federate.masked.inprocess import MaskedFederation  # needs the flower extra
+
+    with Coordinator(folder, terms) as server:
+        federation = MaskedFederation(server, sites)
+        models = federation.run()
+    return Simulated(models, federation.bytes_up, federation.bytes_down, federation.payload_up, federation.bytes_down)
+
+
+def _spread(server: Coordinator, sites: Sequence[Site], up: _Traffic, down: _Traffic) -> None:
+    """Everyone's moments, if landmarks are drawn from them."""
+    outline = server.outline()
+    for site in sites if server.spreading else ():
+        _taken(server.spread(up.message(site.spread(down.outline(outline))), site.name))
 
 
 def _taken(receipt: object) -> None:

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
-from apfl.errors import InputError
+from apfl.errors import InputError, printable
 from apfl.federate.blobs import FolderError
-from apfl.federate.contribution import check, decode
+from apfl.federate.contribution import Contribution, check, decode
+from apfl.federate.landmarks import open_spread
 from apfl.federate.ledger import Ledger
 from apfl.federate.messages import open_description, open_metrics, open_table
 from apfl.federate.pool import Pool
-from apfl.federate.terms import Description, Terms
+from apfl.federate.terms import FEWEST_SHARING, Description, Terms
 from apfl.federate.wire import sha256
 
-__all__ = ["Receipt", "take_contribution", "take_description", "take_metrics", "take_table", "written_down"]
+__all__ = [
+    "Receipt",
+    "leave_out",
+    "take_contribution",
+    "take_description",
+    "take_metrics",
+    "take_rejoin",
+    "take_spread",
+    "take_table",
+    "written_down",
+]
 
 log = logging.getLogger(__name__)
+
+# What reading a message may raise; anything else (the disk, the memory, the ledger) is nobody's message to blame for.
+UNREADABLE = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 
 Outcome = Literal["accepted", "duplicate", "withheld", "refused"]
 
@@ -45,25 +61,36 @@ class Receipt:
 
 
 def written_down(ledger: Ledger, what: str, data: bytes, sender: str | None, take: Callable[[], Receipt]) -> Receipt:
-    """What ``take`` makes of the message; if it refuses, the refusal is kept with its reason."""
+    """What ``take`` makes of the message; if it refuses, the refusal is kept with its reason.
+
+    If a check stumbles over numbers that nobody thought of, that is a refusal as well: it costs the sender only.
+    """
     try:
         return take()
     except FolderError:
         raise
-    except InputError as error:
-        digest, reason = sha256(data), str(error)
-        with ledger.transaction():
+    except UNREADABLE as error:
+        digest, reason = sha256(data), _why(error)
+        with ledger.transaction(decisive=False):
             ledger.write_refusal(sender, what, digest, len(data), reason)
         event = {"event": "refused", "client": sender, "what": what, "reason": reason}
         log.warning(json.dumps(event, sort_keys=True))
         return Receipt("refused", sender, reason, digest, len(data))
 
 
+def _why(error: Exception) -> str:
+    """Why a message is refused, in a line."""
+    if isinstance(error, InputError):
+        return printable(error)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"it cannot be read ({type(error).__name__} in {Path(where.filename).name}, line {where.lineno})"
+
+
 def take_description(ledger: Ledger, draft: Terms, terms: Terms | None, data: bytes, sender: str | None) -> Receipt:
     """A client's description; until the terms are settled a new one takes the place of the former."""
     description, digest = open_description(data, draft), sha256(data)
     client = _same(description.client, sender)
-    _check_described(ledger, description, draft, terms)
+    _check_described(description, draft, terms)
     before = ledger.description_of(client)
     if before is not None and before["sha256"] == digest:
         return Receipt("duplicate", client, "described already", digest, len(data))
@@ -73,15 +100,43 @@ def take_description(ledger: Ledger, draft: Terms, terms: Terms | None, data: by
     return Receipt("accepted", client, "", digest, len(data))
 
 
-def take_contribution(ledger: Ledger, pool: Pool, terms: Terms, data: bytes, sender: str | None) -> Receipt:
+def leave_out(ledger: Ledger, odd: Sequence[tuple[Description, str]]) -> None:
+    """Refuse descriptions that cannot be settled with the others', each for its reason; inside a transaction."""
+    for each, reason in odd:
+        row = ledger.description_of(each.client)
+        assert row is not None
+        ledger.write_refusal(each.client, "description", row["sha256"], row["bytes"], reason)
+        ledger.drop_description(each.client)
+        log.warning(json.dumps({"event": "left out", "client": each.client, "reason": reason}, sort_keys=True))
+
+
+def take_spread(ledger: Ledger, outline: Terms | None, terms: Terms | None, data: bytes, sender: str | None) -> Receipt:
+    """The moments of a client that described itself; until landmarks are drawn new ones replace the former."""
+    if outline is None or outline.spread is None:
+        raise InputError("these terms draw no landmarks from moments, or not yet")
+    if terms is not None:
+        raise InputError("the landmarks are drawn already; these moments come too late, and are not needed")
+    spread, digest = open_spread(data, outline), sha256(data)
+    client = _same(spread.client, sender)
+    described = ledger.description_of(client)
+    if described is None or spread.n_samples > described["n"]:
+        told = "none" if described is None else str(described["n"])
+        raise InputError(f"n contradicts the description: moments of {spread.n_samples} rows, {told} described")
+    if any(row["client"] == client and row["sha256"] == digest for row in ledger.spreads()):
+        return Receipt("duplicate", client, "these moments count already", digest, len(data))
+    with ledger.transaction():
+        ledger.write_spread(client, digest, spread.n_samples, data)
+        ledger.event("spread", client, n=spread.n_samples, bytes=len(data))
+    return Receipt("accepted", client, "", digest, len(data))
+
+
+def take_contribution(
+    ledger: Ledger, pool: Pool, draft: Terms, terms: Terms, data: bytes, sender: str | None
+) -> Receipt:
     """A contribution: it becomes pending, once."""
-    digest = sha256(data)
-    known = ledger.contribution(digest)
+    known = _counts_already(ledger, data, sender)
     if known is not None:
-        client = _same(known["client"], sender)
-        return Receipt("duplicate", client, "this contribution counts already", digest, len(data))
-    if ledger.departed(digest):
-        raise InputError("this contribution was taken out when its client left; to come back, make a new one")
+        return known
     contribution = decode(data, terms)
     client = _same(contribution.client, sender)
     if ledger.contribution_of(client) is not None:
@@ -92,9 +147,70 @@ def take_contribution(ledger: Ledger, pool: Pool, terms: Terms, data: bytes, sen
     n = contribution.n_samples
     if described is not None and n > described["n"]:
         raise InputError(f"n contradicts the description: {n} rows, {described['n']} described; describe again")
-    check(contribution, terms)
+    check(contribution, terms, pool.landmarks)
+    if client in ledger.gone():
+        _check_growth(ledger, draft, contribution)
     pool.add(contribution, data)
-    return Receipt("accepted", client, "", digest, len(data))
+    return Receipt("accepted", client, "", contribution.sha256, len(data))
+
+
+def take_rejoin(
+    ledger: Ledger, pool: Pool, draft: Terms, terms: Terms, data: bytes, sender: str | None, former: bytes | None
+) -> Receipt:
+    """A contribution in place of the client's former one, which is taken out in the same transaction."""
+    known = _counts_already(ledger, data, sender)
+    if known is not None:
+        return known
+    contribution = decode(data, terms)
+    client = _same(contribution.client, sender)
+    if ledger.contribution_of(client) is None:
+        raise InputError(f"{client} has no contribution here that another could replace")
+    check(contribution, terms, pool.landmarks)
+    _check_growth(ledger, draft, contribution)
+    _check_others_suffice(pool, terms, client)
+    pool.exchange(contribution, data, former)
+    return Receipt("accepted", client, "", contribution.sha256, len(data))
+
+
+def _check_growth(ledger: Ledger, draft: Terms, contribution: Contribution) -> None:
+    """A client that rejoins or returns has no more rows than it has here, or than its share of all rows there are now.
+
+    The settled cap is that of one who comes later: it would be more than the share of one who was among those counted.
+    """
+    rows = {row["client"]: row["n"] for folded in (True, False) for row in ledger.contributions(folded=folded)}
+    former, share, n = rows.pop(contribution.client, 0), draft.max_share, contribution.n_samples
+    if draft.max_rows is not None or share == 1 or len(rows) + 1 < FEWEST_SHARING:  # as at the first contribution
+        return
+    most = max(former, int(share / (1 - share) * sum(rows.values())))
+    if n > most:
+        raise InputError(
+            f"{n} rows in place of {former}; with the {sum(rows.values())} rows of the others at most {most} may be of "
+            f"one client (max_share {share:g}): rejoin with that many rows or fewer, or when the others have more"
+        )
+
+
+def _check_others_suffice(pool: Pool, terms: Terms, client: str) -> None:
+    """Refuse to take a member out if nothing could be published until its cohort is complete."""
+    members, waiting = pool.members(), {*pool.pending(), client}
+    n_others = len(members) - 1
+    if client in members and n_others < terms.quorum and pool.holds_back(len(waiting)):
+        raise InputError(
+            f"nobody would have a primary: {client} would wait for a cohort of {terms.min_cohort} "
+            f"({len(waiting)} with it), and only {n_others} of the {terms.quorum} clients that a publication needs "
+            f"would remain. Its former rows stay; rejoin after late sites ({terms.min_cohort - len(waiting)} or more)"
+        )
+
+
+def _counts_already(ledger: Ledger, data: bytes, sender: str | None) -> Receipt | None:
+    """The receipt of a contribution that is here; one that was taken out is refused."""
+    digest = sha256(data)
+    known = ledger.contribution(digest)
+    if known is not None:
+        client = _same(known["client"], sender)
+        return Receipt("duplicate", client, "this contribution counts already", digest, len(data))
+    if ledger.departed(digest):
+        raise InputError("this contribution was taken out when its client left; to come back, make a new one")
+    return None
 
 
 def take_table(ledger: Ledger, terms: Terms, data: bytes, sender: str | None) -> Receipt:
@@ -132,14 +248,13 @@ def take_metrics(ledger: Ledger, terms: Terms, data: bytes, sender: str | None) 
     return Receipt("accepted", client, "", sha256(data), len(data))
 
 
-def _check_described(ledger: Ledger, description: Description, draft: Terms, terms: Terms | None) -> None:
-    """A description that would not fit the others' is refused, rather than all of them later."""
+def _check_described(description: Description, draft: Terms, terms: Terms | None) -> None:
+    """A description that contradicts what is agreed is refused; what is still open the clients settle together."""
     agreed = (terms or draft).n_features
-    if agreed is None:
-        first = ledger.other_description(description.client)
-        agreed = None if first is None else open_description(first["data"], draft).n_features
     if agreed not in (None, description.n_features):
         raise InputError(f"features of width {description.n_features}; the others have {agreed}: use the same backbone")
+    if draft.max_rows is not None and description.n_samples > draft.max_rows:
+        raise InputError(f"{description.n_samples} rows described; one client contributes at most {draft.max_rows}")
     strange = set(description.class_names) - set(draft.class_names or description.class_names)
     if strange:
         raise InputError(

@@ -14,7 +14,7 @@ import torch
 
 from apfl.errors import InputError
 from apfl.federate.ledger import Row
-from apfl.federate.sums import ExactSum
+from apfl.federate.sums import RunningSum
 from apfl.federate.terms import Terms
 from apfl.maths.personalise import solve_primary
 
@@ -46,18 +46,18 @@ class Evidence:
     def lines(self) -> list[str]:
         """In words."""
         what = "had not contributed" if self.sha256 is None else f"{self.n_samples} rows, {self.sha256[:12]}"
-        told = [f"{self.client} left ({what}); {self.members} clients remain"]
+        lines = [f"{self.client} left ({what}); {self.members} clients remain"]
         if self.deleted:
-            told.append(f"deleted publications that included it: {', '.join(map(str, self.deleted))}")
+            lines.append(f"deleted publications that included it: {', '.join(map(str, self.deleted))}")
         if self.publication is not None:
-            told.append(f"published anew as {self.publication}")
+            lines.append(f"published anew as {self.publication}")
         if self.difference is not None:
-            told.append(f"difference to recomputing from the remaining contributions: {self.difference:.1e}")
+            lines.append(f"difference to recomputing from the remaining contributions: {self.difference:.1e}")
         elif self.residual is not None:
-            told.append(f"residual of the normal equations without it: {self.residual:.1e}")
+            lines.append(f"residual of the normal equations without it: {self.residual:.1e}")
         if self.holders:
-            told.append(f"still hold a primary that includes it, until they refit: {', '.join(self.holders)}")
-        return told + [f"not undone: {each}" for each in self.remains]
+            lines.append(f"still hold a primary that includes it, until they refit: {', '.join(self.holders)}")
+        return lines + [f"not undone: {each}" for each in self.remains]
 
 
 def leave(coordinator: Coordinator, client: str, data: bytes | None, *, forget: bool) -> Evidence:
@@ -68,7 +68,8 @@ def leave(coordinator: Coordinator, client: str, data: bytes | None, *, forget: 
     if row is None and not forget and client in ledger.gone():
         raise InputError(f"{client} has left already")
     described = ledger.description_of(client) is not None
-    remains = _remains(coordinator.draft) if described and ledger.get("terms") else ()
+    fixed = coordinator.agreed.settled or coordinator.agreed.outlined
+    remains = _remains(coordinator.draft, coordinator.settled) if described and fixed else ()
     publications = ledger.publications_with(client)
     deleted = tuple(publication["number"] for publication in publications)
     holders = tuple(holder for holder in ledger.holders(deleted) if holder != client)
@@ -113,18 +114,27 @@ def _take_out(coordinator: Coordinator, row: Row, data: bytes | None, files: lis
     return difference
 
 
-def _remains(draft: Terms) -> tuple[str, ...]:
-    """What the settled terms took from the descriptions; it stays, or every model would change its shape."""
+def _remains(draft: Terms, settled: bool) -> tuple[str, ...]:
+    """What the terms took from the descriptions, and landmarks from moments, unless they are still to be drawn.
+
+    It stays, or every model would change its shape.
+    """
     open_terms = {
         "the list of classes": draft.class_names is None,
         "the width of the map, which followed the number of rows described": draft.method.d_primary == "auto",
         "the normalisation, which followed the moments described": draft.method.normalise == "auto",
+        "the most rows of one client, which followed the numbers of rows described": draft.max_rows is None
+        and draft.max_share < 1,
         "mean and std of the features": draft.method.normalise in ("standardise", "columns"),
+        "the landmarks, drawn from sums of everyone's normalised rows": draft.landmarked
+        and draft.method.landmarks == "federation"
+        and settled,
+        "the step of the integers, which followed the numbers of rows described": draft.landmarked,
     }
     return tuple(what for what, was_open in open_terms.items() if was_open)
 
 
-def _difference(a: ExactSum, b: ExactSum, terms: Terms) -> float | None:
+def _difference(a: RunningSum, b: RunningSum, terms: Terms) -> float | None:
     """Between the primaries of two sums, relative; none if the sums are the same to the last bit."""
     if a == b:
         return 0.0
@@ -134,7 +144,7 @@ def _difference(a: ExactSum, b: ExactSum, terms: Terms) -> float | None:
     return float((one - other).norm() / other.norm())
 
 
-def _residual(running: ExactSum, terms: Terms) -> float:
+def _residual(running: RunningSum, terms: Terms) -> float:
     """|(S + gamma I) G - B| / |B|: how well the primary solves the equations without the client."""
     stats = running.statistics()
     primary = solve_primary(stats, terms.method.gamma)

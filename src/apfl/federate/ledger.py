@@ -4,13 +4,18 @@ Every change is one transaction. A file is written and flushed before the transa
 after the one that no longer does; so at any moment the database refers only to files that are there, and whatever a
 crash leaves over is swept when the ledger is opened again.
 
+Every transaction keeps a digest of what decides who counts in which result. It is checked when the ledger is opened: a
+bit that flips on the disk is noticed.
+
 All SQL is here. What is called `write_...`, and whatever deletes, is called inside a `transaction`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
 import re
 import sqlite3
 import time
@@ -19,16 +24,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from apfl.errors import InputError
+from apfl.errors import InputError, unknown
 from apfl.federate.blobs import Blobs, FolderError
-from apfl.files import hold
+from apfl.federate.wire import sha256
+from apfl.files import check_room, hold
 
 __all__ = ["Ledger", "Row"]
 
 log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
-Answered = Literal["descriptions", "contributions", "members", "tables", "metrics"]
+Answered = Literal["descriptions", "spreads", "landmarks", "contributions", "members", "tables", "metrics"]
 
 FORMAT = 1
 SCHEMA = """
@@ -55,6 +61,22 @@ CREATE TABLE refusals (id INTEGER PRIMARY KEY, client TEXT, what TEXT NOT NULL, 
   bytes INTEGER NOT NULL, reason TEXT NOT NULL, received REAL NOT NULL);
 CREATE TABLE events (id INTEGER PRIMARY KEY, at REAL NOT NULL, what TEXT NOT NULL, client TEXT, detail TEXT NOT NULL);
 """
+DIGEST = "digest of the rest"  # in meta
+# What decides a result. Data are known by their hash; times, events, refusals and former tables decide nothing.
+DECISIVE = (
+    "name, sql FROM sqlite_master", "name, seq FROM sqlite_sequence",
+    f"key, value FROM meta WHERE key NOT IN ('{DIGEST}', 'instruction')", "name, gone FROM clients",
+    "client, sha256, n FROM descriptions", "client, sha256, n FROM spreads", "client, 1 FROM landmarks",
+    "client, sha256, n, form, blob, folded FROM contributions",
+    "sha256, 1 FROM departed", "number, blob, sha256, gamma, unit, n FROM publications",
+    "publication, client, sha256 FROM members", "client, publication, confirmed FROM holders",
+    "client, publication, sha256, n FROM tables WHERE publication = (SELECT MAX(number) FROM publications)",
+)  # fmt: skip
+LATER = """
+CREATE TABLE spreads (client TEXT PRIMARY KEY REFERENCES clients ON DELETE CASCADE, sha256 TEXT NOT NULL,
+  n INTEGER NOT NULL, bytes INTEGER NOT NULL, data BLOB NOT NULL, received REAL NOT NULL);
+CREATE TABLE landmarks (client TEXT PRIMARY KEY, sent REAL NOT NULL);
+"""  # tables that a folder of an earlier version, which kept no digest, gets when it is opened to write
 OVERVIEW = """
 SELECT k.name, k.since, k.gone, d.n AS described, d.bytes AS description_bytes, c.n, c.sha256, c.form,
   c.bytes AS contribution_bytes, c.folded, c.received, t.bytes AS table_bytes, m.accuracy, m.n_test,
@@ -81,14 +103,16 @@ class Ledger:
         self._lock = hold(self.folder / "lock", wait=wait, private=True) if writer else None
         try:
             self._open(path, writer)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError, LookupError, TypeError) as error:  # of a database that is damaged
             self.close()
-            raise FolderError(f"{path} cannot be used as a ledger ({error}); restore it from a backup") from error
+            raise _unusable(path, error) from error
         except BaseException:
             self.close()
             raise
 
     def _open(self, path: Path, writer: bool) -> None:
+        if writer:
+            _make_private(self.folder, path)
         self.db = sqlite3.connect(path, isolation_level=None, timeout=30)
         self.db.row_factory = sqlite3.Row
         for pragma in ("foreign_keys = ON", "synchronous = FULL", "secure_delete = ON"):
@@ -96,13 +120,18 @@ class Ledger:
         if not writer:
             return
         self.db.execute("PRAGMA journal_mode = WAL")
-        with self.transaction():
-            if not self.db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-                for statement in SCHEMA.split(";\n"):
+        if not self._has_table("meta"):
+            with self.transaction():
+                for statement in f"{SCHEMA}{LATER}".split(";\n"):
                     self.db.execute(statement)
                 self.put("format", str(FORMAT))
+        if not self._has_table("spreads"):
+            with self.transaction():
+                for statement in LATER.split(";\n"):
+                    self.db.execute(statement)
         if self.get("format") != str(FORMAT):
             raise FolderError(f"{path} has format {self.get('format')}; this apfl reads {FORMAT}")
+        self._check_unchanged(path)
         self.blobs.sweep(self.referred())
         if self.get("scrub") == "due":
             self.scrub()
@@ -116,16 +145,20 @@ class Ledger:
             self._lock = None
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All or nothing."""
-        self.db.execute("BEGIN IMMEDIATE")
+    def transaction(self, *, decisive: bool = True) -> Iterator[None]:
+        """All or nothing. One that is not ``decisive`` changes nothing that decides a result."""
         try:
+            self.db.execute("BEGIN IMMEDIATE")
             yield
-        except BaseException:
+            if decisive:
+                self.put(DIGEST, self._digest())
+            self.db.execute("COMMIT")
+        except BaseException as error:
             with suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError):  # the disk is full or read-only, say
+                raise _unusable(self.folder / "ledger.sqlite", error) from error
             raise
-        self.db.execute("COMMIT")
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -136,12 +169,37 @@ class Ledger:
         finally:
             self.db.execute("COMMIT")
 
+    def _digest(self) -> str:
+        """SHA-256 of what decides a result."""
+        found = hashlib.sha256()
+        for query in DECISIVE:
+            rows = [tuple(row) for row in self.db.execute(f"SELECT {query} ORDER BY 1, 2")]
+            found.update(repr(rows).encode(errors="backslashreplace"))
+        return found.hexdigest()
+
+    def _has_table(self, name: str) -> bool:
+        return self.db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
+
+    def _check_unchanged(self, path: Path) -> None:
+        """Refuse a database that is not as the last transaction left it; an earlier version kept no digest."""
+        (sound,) = self.db.execute("PRAGMA integrity_check(1)").fetchone()
+        tables = ("descriptions", "tables", "spreads WHERE length(data)")  # those of settled landmarks are emptied
+        data = (row for table in tables for row in self._rows(f"SELECT sha256, data FROM {table}"))
+        if (
+            sound != "ok"
+            or self.get(DIGEST) not in (None, self._digest())
+            or any(sha256(row["data"]) != row["sha256"] for row in data)
+        ):
+            raise FolderError(f"{path} has changed on disk; restore the folder from a backup")
+
     def _rows(self, query: str, *values: Any) -> list[Row]:
-        return [dict(row) for row in self.db.execute(query, values)]
+        try:
+            return [dict(row) for row in self.db.execute(query, values)]
+        except (sqlite3.DatabaseError, UnicodeError) as error:
+            raise _unusable(self.folder / "ledger.sqlite", error) from error
 
     def _row(self, query: str, *values: Any) -> Row | None:
-        row = self.db.execute(query, values).fetchone()
-        return None if row is None else dict(row)
+        return next(iter(self._rows(query, *values)), None)
 
     def _insert(self, table: str, **values: Any) -> None:
         columns, marks = ", ".join(values), ", ".join("?" * len(values))
@@ -169,14 +227,15 @@ class Ledger:
         """The files that the database refers to."""
         names = {row["blob"] for row in self._rows("SELECT blob FROM contributions WHERE blob IS NOT NULL")}
         names |= {row["blob"] for row in self._rows("SELECT blob FROM publications")}
-        running = self.get("sum")
-        return names | ({running} if running else set())
+        names |= {name for name, _ in self.cohort_sums().values()}
+        return names | {name for name in (self.get("sum"), self.get("landmarks")) if name}
 
     def scrub(self) -> None:
         """Overwrite what was deleted: in the database and in its log. If a reader is in the way, when next opened."""
         self.db.execute("VACUUM")
         busy = self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-        self.put("scrub", "due" if busy else "done")
+        with self.transaction():
+            self.put("scrub", "due" if busy else "done")
 
     # ---------------------------------------------------------------------------------- clients, descriptions
 
@@ -184,23 +243,26 @@ class Ledger:
         """All clients, those that left too."""
         return [row["name"] for row in self._rows("SELECT name FROM clients ORDER BY name")]
 
+    def known(self, client: str) -> str:
+        """The client's name, if it is one of those here."""
+        names = self.names()
+        if client not in names:
+            raise unknown("client", client, names)
+        return client
+
     def gone(self) -> frozenset[str]:
         """The clients that left."""
         return frozenset(row["name"] for row in self._rows("SELECT name FROM clients WHERE gone IS NOT NULL"))
 
     def answered(self, table: Answered, publication: int | None = None) -> frozenset[str]:
         """The clients whose answer is here; of the answers to a publication, those to this one."""
-        where = "" if table in ("descriptions", "contributions") else "WHERE publication = ?"
+        where = "WHERE publication = ?" if table in ("members", "tables", "metrics") else ""
         rows = self._rows(f"SELECT client FROM {table} {where}", *((publication,) if where else ()))
         return frozenset(row["client"] for row in rows)
 
     def descriptions(self) -> list[Row]:
         """The descriptions, in the order of the clients' names."""
         return self._rows("SELECT * FROM descriptions ORDER BY client")
-
-    def other_description(self, client: str) -> Row | None:
-        """The first description of another client."""
-        return self._row("SELECT * FROM descriptions WHERE client <> ? ORDER BY received LIMIT 1", client)
 
     def description_of(self, client: str) -> Row | None:
         """A client's description."""
@@ -209,10 +271,42 @@ class Ledger:
     def write_description(self, client: str, sha256: str, n: int, data: bytes) -> None:
         """Keep a client's description in place of its former one."""
         self.know(client)
-        self.db.execute("DELETE FROM descriptions WHERE client = ?", (client,))
+        self.drop_description(client)
         self._insert(
             "descriptions", client=client, sha256=sha256, n=n, bytes=len(data), data=data, received=time.time()
         )
+
+    def drop_description(self, client: str) -> None:
+        """A client's description does not count any more."""
+        self.db.execute("DELETE FROM descriptions WHERE client = ?", (client,))
+
+    def spreads(self) -> list[Row]:
+        """The moments behind the landmarks, in the order of the clients' names."""
+        return self._rows("SELECT * FROM spreads ORDER BY client")
+
+    def write_spread(self, client: str, sha256: str, n: int, data: bytes) -> None:
+        """Keep a client's moments in place of its former ones."""
+        self.db.execute("DELETE FROM spreads WHERE client = ?", (client,))
+        self._insert("spreads", client=client, sha256=sha256, n=n, bytes=len(data), data=data, received=time.time())
+
+    def empty_spreads(self) -> None:
+        """The landmarks are drawn: nobody's moments are kept, only what they weighed."""
+        self.db.execute("UPDATE spreads SET data = x''")
+        self.put("scrub", "due")
+
+    def spread_bytes(self) -> dict[str, int]:
+        """What each client's moments weighed."""
+        if not self._row("SELECT 1 FROM sqlite_master WHERE name = 'spreads'"):  # a folder of an earlier version
+            return {}
+        return {row["client"]: row["bytes"] for row in self._rows("SELECT client, bytes FROM spreads")}
+
+    def write_landmarks_kept(self, client: str) -> None:
+        """A client has answered a message that brought the landmarks, and keeps them."""
+        self.db.execute("INSERT OR REPLACE INTO landmarks VALUES (?, ?)", (client, time.time()))
+
+    def drop_landmarks_kept(self, client: str) -> None:
+        """A client may not have the landmarks any more."""
+        self.db.execute("DELETE FROM landmarks WHERE client = ?", (client,))
 
     # ------------------------------------------------------------------------------------------ contributions
 
@@ -232,7 +326,7 @@ class Ledger:
         """Whether a contribution was taken out."""
         return self._row("SELECT 1 FROM departed WHERE sha256 = ?", sha256) is not None
 
-    def write_contribution(self, client: str, sha256: str, n: int, form: str, n_bytes: int, blob: str) -> None:
+    def write_contribution(self, client: str, sha256: str, n: int, form: str, n_bytes: int, blob: str | None) -> None:
         """Keep a contribution as pending; its client is one of those here, also if it had left."""
         self.know(client)
         self.db.execute("UPDATE clients SET gone = NULL WHERE name = ?", (client,))
@@ -244,6 +338,19 @@ class Ledger:
     def write_folded(self, client: str, blob: str | None) -> None:
         """A contribution is in the sum; ``blob`` is the file that keeps its bytes, if they are kept."""
         self.db.execute("UPDATE contributions SET folded = 1, blob = ? WHERE client = ?", (blob, client))
+
+    def cohort_sums(self) -> dict[str, tuple[str, str]]:
+        """Under masks: a cohort's roster -> the file with its sum, and the file's hash."""
+        kept = json.loads(self.get("cohort sums") or "{}")
+        return {cohort: (str(name), str(digest)) for cohort, (name, digest) in kept.items()}
+
+    def write_cohort_sum(self, cohort: str, name: str, digest: str) -> None:
+        """Keep where a cohort's sum is."""
+        self.put("cohort sums", json.dumps(self.cohort_sums() | {cohort: (name, digest)}))
+
+    def drop_cohort_sum(self, cohort: str) -> None:
+        """A cohort's sum does not count any more."""
+        self.put("cohort sums", json.dumps({key: kept for key, kept in self.cohort_sums().items() if key != cohort}))
 
     # ------------------------------------------------------------------------------------------- publications
 
@@ -353,6 +460,12 @@ class Ledger:
         """What each client has sent, with its table under this publication."""
         return self._rows(OVERVIEW, number)
 
+    def influence(self, current: Row | None) -> dict[str, float]:
+        """What was computed for this publication, by the contribution's hash; empty if nothing was."""
+        kept = json.loads(self.get("influence") or "{}")
+        of_this = current is not None and kept.get("publication") == current["number"]
+        return dict(kept["members"]) if of_this else {}
+
     # ------------------------------------------------------------------------------------------------ leaving
 
     def take_out(self, client: str) -> None:
@@ -363,11 +476,13 @@ class Ledger:
         self.db.execute(f"DELETE FROM publications WHERE number IN ({_marks(stale)})", stale)
         if stale:
             self.put("stale", "1")
+            self.db.execute("DELETE FROM meta WHERE key = 'influence'")
 
     def erase(self, client: str, *, forget: bool) -> None:
         """What the ledger says about a client: all of it (``forget``), or all but that it was there and left."""
         self.put("scrub", "due")
-        for table in ("descriptions", "metrics", "tables", "holders", *(("events", "refusals") if forget else ())):
+        kept = ("events", "refusals") if forget else ()
+        for table in ("descriptions", "spreads", "landmarks", "metrics", "tables", "holders", *kept):
             self.db.execute(f"DELETE FROM {table} WHERE client = ?", (client,))
         if forget:
             self._unname(client)
@@ -384,6 +499,23 @@ class Ledger:
             if whole.search(row["reason"]):
                 reason = whole.sub("(forgotten)", row["reason"])
                 self.db.execute("UPDATE refusals SET reason = ? WHERE id = ?", (reason, row["id"]))
+
+
+def _make_private(folder: Path, database: Path) -> None:
+    """Only the server's user may look into its folder; SQLite gives its other files the mode of the first."""
+    with suppress(OSError):  # what is not ours to change, or cannot be written, is told when it is opened
+        folder.chmod(0o700)
+        os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))
+        database.chmod(0o600)
+
+
+def _unusable(path: Path, error: Exception) -> FolderError:
+    """The error that the database cannot be used: because of its disk, or because it is damaged."""
+    try:
+        check_room(path.parent)
+    except InputError as reason:
+        return FolderError(str(reason))
+    return FolderError(f"{path} cannot be used as a ledger ({error}); try again, else restore it from a backup")
 
 
 def _marks(values: Collection[object]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 from apfl.errors import InputError
-from apfl.federate.terms import Description, Terms, check_name
+from apfl.federate.names import check_name
+from apfl.federate.terms import MOST_CLASSES, Description, Terms, check_class_names
 from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
 from apfl.maths.hits import choose
 from apfl.maths.normalise import Moments, needs_moments
+from apfl.maths.wire import from_columns, to_columns
 
 __all__ = [
     "Broadcast", "Choice", "Table", "open_choice", "open_description", "open_metrics", "open_publication", "open_table",
@@ -25,7 +28,8 @@ def seal_description(description: Description, draft: Terms) -> bytes:
     """Before anything is agreed: n, feature width, class names, and the moments if the normalisation needs them."""
     tensors = {"n": torch.tensor(description.n_samples)}
     if description.moments is not None:
-        tensors |= {"sums": description.moments.sums, "squares": description.moments.squares}
+        own = description.moments
+        tensors |= {"sums": own.sums, "squares": own.squares, "sizes": own.sizes}
     header = {
         **_address(draft, description.client), "n": description.n_samples, "n_features": description.n_features,
         "classes": list(description.class_names),
@@ -40,23 +44,51 @@ def open_description(data: bytes, draft: Terms) -> Description:
     def expected(header: dict[str, Any]) -> Expected:
         _check_address(header, draft)
         size = (count(header, "n_features", 2**24),)
-        extra: Expected = {"sums": (("F64",), size), "squares": (("F64",), size)} if with_moments else {}
+        extra: Expected = {}
+        if with_moments:
+            extra = {"sums": (("F64",), size), "squares": (("F64",), size), "sizes": (("F64",), (3,))}
         return {"n": (("I64",), ()), **extra}
 
     header, tensors = unseal("description", data, expected)
+    names, n = _described_classes(header, draft), count(header, "n")
+    if n < 1 or n < len(names) * draft.min_per_class:
+        raise InputError(f"a description of {n} rows in {len(names)} classes contradicts itself")
+    return Description(
+        check_name("client", text(header, "client")), n, count(header, "n_features", 2**24), names,
+        _described_moments(n, tensors) if with_moments else None,
+    )  # fmt: skip
+
+
+def _described_classes(header: Mapping[str, Any], draft: Terms) -> tuple[str, ...]:
+    """The classes that a client lists: names, each once, and no more than one client may fix for everyone."""
     names = header.get("classes")
     if not isinstance(names, list) or not all(isinstance(each, str) and len(each) <= 1000 for each in names):
         raise InputError("a description must list class names")
-    n, shared = count(header, "n"), None
-    if n < 1 or len(set(names)) < len(names) or n < len(names) * draft.min_per_class:
-        raise InputError(f"a description of {n} rows in {len(names)} classes contradicts itself")
-    if with_moments:
-        shared = Moments(n, tensors["sums"], tensors["squares"])
-        spread = shared.squares * n - shared.sums.square()  # n^2 times the variance
-        if not bool(torch.isfinite(spread).all()) or bool((spread < -1e-9 * shared.sums.square()).any()):
-            raise InputError("moments that no rows have: sums of squares below the squares of the sums, or not finite")
-    client = check_name("client", text(header, "client"))
-    return Description(client, n, count(header, "n_features", 2**24), tuple(names), shared)
+    if draft.class_names is None and len(names) > MOST_CLASSES:
+        raise InputError(
+            f"a description of {len(names)} classes; allowed are {MOST_CLASSES}, unless the terms of the federation "
+            "state the classes"
+        )
+    check_class_names(names)
+    if len(set(names)) < len(names):
+        raise InputError(
+            f"a description of {len(names)} classes, of which {len(set(names))} differ, contradicts itself"
+        )
+    return tuple(names)
+
+
+def _described_moments(n: int, tensors: Mapping[str, Tensor]) -> Moments:
+    """The moments of a description, if ``n`` rows can have them."""
+    own = Moments(n, tensors["sums"], tensors["squares"], tensors["sizes"])
+    spread = own.squares * n - own.sums.square()  # n^2 times the variance
+    if not bool(torch.isfinite(spread).all()) or bool((spread < -1e-9 * own.sums.square()).any()):
+        raise InputError("moments that no rows have: sums of squares below the squares of the sums, or not finite")
+    finite = bool(torch.isfinite(own.sizes).all())
+    # Not `in range(n + 1)`: Python looks for a float there one number after the other, and the client chooses n.
+    n_sized = float(own.sizes[0]) if finite else math.nan
+    if not (0 <= n_sized <= n and n_sized.is_integer()) or own.variance_of_sizes < -1e-6:
+        raise InputError(f"sizes that no {n} rows have: {[round(each, 3) for each in own.sizes.tolist()]}")
+    return own
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +110,9 @@ def seal_publication(
     members: Sequence[str],
 ) -> bytes:  # fmt: skip
     """The primary stream with what clients need to refine it."""
-    tensors = {"weights": weights.to(terms.dtype), "class_counts": counts}
+    tensors = {**_columns("weights", weights, terms), "class_counts": counts}
     if leverage is not None:
-        tensors["leverage"] = leverage.to(terms.dtype)
+        tensors |= _columns("leverage", leverage, terms)
     header = {
         "federation": terms.federation, "terms": terms.digest, "number": number, "gamma": gamma, "unit": unit,
         "members": sorted(members),
@@ -90,16 +122,12 @@ def seal_publication(
 
 def open_publication(data: bytes, terms: Terms) -> Broadcast:
     """A publication under these terms."""
-    wide = ("F64",) if terms.wire == "float64" else ("F32",)
 
     def expected(header: dict[str, Any]) -> Expected:
         _check_address(header, terms)
-        d, c, m = terms.width, terms.n_classes, terms.method.sketch
-        found: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-            "weights": (wide, (d, c)), "class_counts": (("F64",), (c,))
-        }  # fmt: skip
+        found = {**_expected_columns("weights", terms.n_classes, terms), "class_counts": (("F64",), (terms.n_classes,))}
         if terms.wants_leverage:
-            found["leverage"] = (wide, (d, m))
+            found |= _expected_columns("leverage", terms.method.sketch, terms)
         return found
 
     header, tensors = unseal("publication", data, expected)
@@ -109,13 +137,32 @@ def open_publication(data: bytes, terms: Terms) -> Broadcast:
     members = header.get("members")
     if not isinstance(members, list) or not all(isinstance(each, str) for each in members):
         raise InputError("a publication must list the hashes of its members")
-    leverage = tensors.get("leverage")
+    leverage = _published("leverage", tensors) if terms.wants_leverage else None
     counts = tensors["class_counts"]
     return Broadcast(
-        count(header, "number"), tensors["weights"].to(torch.float64), positive(header, "gamma"),
-        positive(header, "unit"), int(counts.sum()), counts,
-        None if leverage is None else leverage.to(torch.float64), frozenset(members),
+        count(header, "number"), _published("weights", tensors), positive(header, "gamma"),
+        positive(header, "unit"), int(counts.sum()), counts, leverage, frozenset(members),
     )  # fmt: skip
+
+
+def _columns(name: str, values: Tensor, terms: Terms) -> dict[str, Tensor]:
+    """A published matrix as it travels: in 16 bits with a scale for each column, or as floating-point numbers."""
+    if terms.published_dtype != torch.int16:
+        return {name: values.to(terms.published_dtype)}
+    integers, scale = to_columns(values)
+    return {name: integers, f"{name}_scale": scale}
+
+
+def _expected_columns(name: str, n: int, terms: Terms) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
+    if terms.published_dtype == torch.int16:
+        return {name: (("I16",), (terms.width, n)), f"{name}_scale": (("F32",), (n,))}
+    return {name: (("F64",) if terms.published_dtype == torch.float64 else ("F32",), (terms.width, n))}
+
+
+def _published(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The matrix back, float64."""
+    scale = tensors.get(f"{name}_scale")
+    return tensors[name].to(torch.float64) if scale is None else from_columns(tensors[name], scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +207,7 @@ def seal_choice(terms: Terms, number: int, unit: float, tables: Mapping[str, Ten
     summed = torch.zeros(tried.shape, dtype=torch.int64)
     for hits in tables.values():
         summed += hits
-    setting = choose(summed, tried) if tables else (tried.betas[0], tried.balances[0], tried.taus[0])
+    setting = choose(summed, tried, n_samples) if tables else (tried.betas[0], tried.balances[0], tried.taus[0])
     header = {
         "federation": terms.federation, "terms": terms.digest, "number": number, "setting": list(setting),
         "n": n_samples, "counted": sorted(tables),

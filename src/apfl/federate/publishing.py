@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from apfl.federate.blobs import FolderError
 from apfl.federate.ledger import Ledger, Row
 from apfl.federate.messages import seal_publication
 from apfl.federate.pool import Pool
 from apfl.federate.terms import Terms
 from apfl.federate.wire import sha256
-from apfl.maths.leaveout import leverage_sketch
 from apfl.maths.personalise import solve_primary
 
-__all__ = ["Publication", "load", "publish"]
+__all__ = ["Publication", "load", "publish", "read", "retire_damaged"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,31 @@ class Publication:
 def load(ledger: Ledger, row: Row) -> Publication:
     """A publication with its bytes."""
     members = tuple(ledger.members(row["number"]))
-    return Publication(row["number"], ledger.blobs.read(row["blob"]), members, row["n"], row["gamma"])
+    return Publication(row["number"], read(ledger, row), members, row["n"], row["gamma"])
+
+
+def read(ledger: Ledger, row: Row) -> bytes:
+    """The bytes of a publication, as they were published."""
+    try:
+        return ledger.blobs.read(row["blob"], row["sha256"])
+    except FolderError as error:
+        raise FolderError(
+            f"publication {row['number']} has changed on disk or is missing; publish anew: apfl federate run "
+            f"{ledger.folder}"
+        ) from error
+
+
+def retire_damaged(ledger: Ledger) -> None:
+    """A current publication that has changed on disk is no longer the current one: the next run publishes anew."""
+    row = ledger.current()
+    if row is None:
+        return
+    try:
+        read(ledger, row)
+    except FolderError:
+        with ledger.transaction():
+            ledger.put("stale", "1")
+            ledger.event("damaged", number=row["number"])
 
 
 def publish(ledger: Ledger, pool: Pool, terms: Terms) -> Publication:
@@ -39,11 +63,11 @@ def publish(ledger: Ledger, pool: Pool, terms: Terms) -> Publication:
         return load(ledger, current)
     stats = pool.running().statistics()
     primary = solve_primary(stats, terms.method.gamma)
-    leverage = leverage_sketch(primary.factor, terms.method.sketch, terms.seed) if terms.wants_leverage else None
+    shared = primary.with_leverage(terms.method.sketch, terms.seed) if terms.wants_leverage else primary.shared
     unit = primary.unit(terms.refinement_width)
     number = ledger.last_number() + 1
     data = seal_publication(
-        terms, number, primary.weights, primary.gamma, unit, stats.class_counts, leverage, list(members.values())
+        terms, number, primary.weights, primary.gamma, unit, stats.class_counts, shared.sketch, list(members.values())
     )
     blob = f"publication-{number}.safetensors"
     ledger.blobs.put(blob, data)

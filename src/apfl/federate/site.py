@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import secrets
 import warnings
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,23 +23,32 @@ from torch import Tensor
 
 from apfl.data import load_dataset
 from apfl.data.federation import Shard
+from apfl.data.fitted_features import about_features
 from apfl.data.protocol import Protocol, halving, sharding
 from apfl.errors import InputError
-from apfl.federate.contribution import Repeats, encode
-from apfl.federate.disclosure import Usable, WhatLeaves, names_under, select, what_leaves
-from apfl.federate.fitting import left_out_hits, personal_model
+from apfl.federate.contribution import Repeats, encode, encode_integers
+from apfl.federate.disclosure import WhatLeaves, names_under, select, what_leaves, without_classes
+from apfl.federate.fitting import Fitted, left_out_hits, personal_model
+from apfl.federate.landmarks import Landmarks, agreed_maps, open_landmarks, seal_spread
+from apfl.federate.masked.counts import Counts
 from apfl.federate.messages import Broadcast, open_choice, open_publication, seal_description, seal_metrics, seal_table
-from apfl.federate.terms import Description, Terms, check_name
+from apfl.federate.names import check_name
+from apfl.federate.remember import difference, remembered
+from apfl.federate.terms import Description, Terms
 from apfl.federate.wire import sha256
-from apfl.files import replacing
+from apfl.files import make_private, replacing
+from apfl.maths.alone import Comparison
 from apfl.maths.hits import choose
+from apfl.maths.integers import Uniform, dither
+from apfl.maths.landmarks import spread
 from apfl.maths.leaveout import echo, leaving
 from apfl.maths.normalise import moments, needs_moments
-from apfl.models.dual_stream import DualStream
-from apfl.models.file import read, write
+from apfl.models.file import load_model, read, write
 from apfl.models.undecided import in_words, undecided
 
 __all__ = ["Site"]
+
+log = logging.getLogger(__name__)
 
 
 class Site:
@@ -46,10 +58,21 @@ class Site:
     """
 
     def __init__(
-        self, folder: str | Path, name: str, train: Shard, class_names: tuple[str, ...], test: Shard | None = None
+        self,
+        folder: str | Path,
+        name: str,
+        train: Shard,
+        class_names: tuple[str, ...],
+        test: Shard | None = None,
+        about: Mapping[str, Any] | None = None,
+        *,
+        rounding_seed: int | None = None,
     ) -> None:
         self.folder, self.name = Path(folder), check_name("client", name)
         self.train, self.class_names, self.test = train, class_names, test
+        self.about = {"client": name, **(about or {})}  # what the model file says
+        self.rounding_seed = rounding_seed  # of integers; None: drawn here, and kept on this disk
+        self._landmarks: dict[str, Landmarks] = {}  # by their hash
 
     @classmethod
     def from_file(
@@ -58,17 +81,22 @@ class Site:
         name: str,
         data: str,
         *,
-        test_fraction: float = 0.0,
+        test_fraction: float = 0.0,  # a site learns from all its rows, unless it is told to keep some
         test_column: str | None = None,
         group_column: str | None = None,
         seed: int = 0,
+        **reading: Any,
     ) -> Site:
-        """A client whose features are in a file; some rows may be kept for testing, by column or by share."""
-        dataset = load_dataset(data)
+        """A client whose features are in a file; some rows may be kept for testing, by column or by share.
+
+        ``reading`` are the options of `load_dataset`.
+        """
+        dataset = load_dataset(data, **reading)
         protocol = Protocol(test_fraction=test_fraction, test_column=test_column, group_column=group_column)
         rows, rng = np.arange(len(dataset.labels)), np.random.default_rng(seed)
         train, test = map(sharding(dataset, protocol), halving(dataset, protocol)(rows, rng))
-        return cls(folder, name, train, dataset.class_names, test if len(test) else None)
+        about = about_features(dataset, protocol)
+        return cls(folder, name, train, dataset.class_names, test if len(test) else None, about)
 
     # ---------------------------------------------------------------------------------------- what leaves
 
@@ -78,14 +106,43 @@ class Site:
 
     def describe(self, invitation: bytes) -> bytes:
         """The first message: n, feature width, class names; moments too if the normalisation needs them."""
-        draft = Terms.from_json(invitation)
+        draft = self._in_the_clear(Terms.from_json(invitation))
         rows = self._contributed(draft)
         names = names_under(self.class_names, draft)
         present = tuple(names[i] for i in torch.unique(rows.labels).tolist())
         own = moments(rows.features) if needs_moments(draft.method.normalise) else None
-        self._write(draft, "draft.json", draft.to_json().encode())
+        self.write(draft, "draft.json", draft.to_json().encode())
         described = Description(self.name, len(rows), self.train.features.shape[1], present, own)
         return seal_description(described, draft)
+
+    def spread(self, outline: bytes) -> bytes:
+        """The moments of the normalised rows, from which landmarks are drawn; the same when asked for twice."""
+        terms = self._in_the_clear(self.unchanged(Terms.from_json(outline)))
+        if not terms.outlined or terms.spread is None:
+            raise InputError("these terms draw no landmarks from moments; nothing was sent")
+        return self.own_spread(terms)
+
+    def own_spread(self, terms: Terms) -> bytes:
+        """The moments as a message, made once; under masks it stays here, and its integers go into a sum."""
+        path = self.home(terms) / f"spread-{sha256((self._under(terms) + self._fingerprint).encode())[:32]}.safetensors"
+        if path.is_file():
+            return path.read_bytes()
+        rows = self._contributed(terms)
+        if len(rows) > (terms.most_rows or 0):
+            raise InputError(
+                f"{len(rows)} rows; the outline was made for at most {terms.most_rows}. The landmarks are drawn "
+                "without them, and their statistics can still join"
+            )
+        own = spread(terms.normaliser()(rows.features), full=terms.spread == "full")
+        data = seal_spread(own, terms, self.name, self._dither(terms, "spread"))
+        self.write(terms, path.name, data)
+        return data
+
+    def keep_landmarks(self, agreement: bytes, data: bytes) -> None:
+        """Keep the landmarks of these terms; any others are refused."""
+        terms = self._agreed(agreement)
+        self._landmarks[terms.landmarks_sha256 or ""] = open_landmarks(data, terms)
+        self.write(terms, _landmarks_file(terms), data)
 
     def statistics(self, agreement: bytes, *, again: bool = False) -> bytes:
         """The contribution: made once, kept, and the same when asked for twice.
@@ -93,53 +150,173 @@ class Site:
         Terms that are not those this client was invited to are refused. ``again`` makes a new contribution, for a
         client that left and comes back.
         """
-        terms = self._agreed(agreement)
-        sent = self._sent(terms)
+        return self.own_statistics(self._in_the_clear(self._agreed(agreement)), again=again)
+
+    def own_statistics(self, terms: Terms, *, again: bool = False) -> bytes:
+        """The contribution as a message; under masks it stays here, and its integers go into a sum."""
+        sent, agreement = self._sent(terms), terms.to_json().encode()
         if not again:
             for digest, told in sent.items():
-                if (told["data"], told["terms"]) == (self._fingerprint, terms.digest):
-                    return self.sent(agreement, digest)
+                if told["terms"] != self._under(terms) or "masked" in told:
+                    continue
+                if self._difference(terms, told) is None:
+                    return self._kept(terms, digest)
         rows = self._contributed(terms)
-        phi = terms.maps(rows.features)[0](terms.normaliser()(rows.features))
+        data = self._encoded(rows, terms, secrets.token_hex(8) if again else "")
+        digest = sha256(data)
+        self.write(terms, f"sent-{digest}.safetensors", data)
+        sent[digest] = {
+            "data": self._fingerprint, "terms": self._under(terms), "order": len(sent),
+            **remembered(rows, terms.class_names or ()),
+        }  # fmt: skip
+        self.write(terms, "settled.json", agreement)
+        self.write(terms, "sent.json", json.dumps(sent, sort_keys=True).encode())
+        return data
+
+    def _encoded(self, rows: Shard, terms: Terms, nonce: str) -> bytes:
+        """The statistics of these rows as they travel."""
+        landmarks = self.agreed_landmarks(terms)
+        phi = agreed_maps(terms, rows.features, landmarks)[0](terms.normaliser()(rows.features))
         copies = leaving(rows.features, rows.labels, None).copies
         repeats = Repeats(int(copies.sum()), echo(rows.features))
-        data = encode(phi, rows.labels, terms, self.name, secrets.token_hex(8) if again else "", repeats)
-        digest = sha256(data)
-        self._write(terms, f"sent-{digest}.safetensors", data)
-        sent[digest] = {"data": self._fingerprint, "terms": terms.digest, "order": len(sent)}
-        self._write(terms, "sent.json", json.dumps(sent, sort_keys=True).encode())
+        if landmarks is None:
+            return encode(phi, rows.labels, terms, self.name, nonce, repeats)
+        draw = self._dither(terms, f"statistics{nonce}")
+        data, saturated = encode_integers(phi, rows.labels, terms, landmarks, self.name, nonce, repeats, draw)
+        if saturated:
+            log.warning(
+                f"{saturated} of {phi.numel()} entries of the activated features of {self.name} were cut back to the "
+                "agreed range of the integers: some rows are unlike those that the landmarks were drawn from"
+            )
         return data
+
+    def changes(self) -> dict[str, str]:
+        """Federation -> how the rows differ from those that were last contributed to it."""
+        found = {}
+        for path in sorted(self.folder.glob(f"*/{self.name}/settled.json")):
+            try:
+                terms = Terms.from_json(path.read_bytes())
+                how = self.changed(terms, _last(self._sent(terms)))
+            except InputError as error:  # this federation cannot use the rows; another one may
+                how = str(error)
+            if how is not None:
+                found[path.parent.parent.name] = how
+        return found
+
+    def changed(self, terms: Terms, digest: str) -> str | None:
+        """How the rows differ from those behind the contribution with this hash; None if not, or if it is not kept."""
+        told = self._sent(terms).get(digest)
+        return None if told is None else self._difference(terms, told)
+
+    def rejoin(self, agreement: bytes, digest: str) -> dict[str, bytes]:
+        """Statistics of the present rows in place of the contribution with this hash; nothing if the rows are its own.
+
+        The same statistics if asked twice. If the server keeps only sums, the former contribution comes along.
+        """
+        terms = self._in_the_clear(self._agreed(agreement))
+        sent = self._sent(terms)
+        if digest in sent and self._difference(terms, sent[digest]) is None:
+            return {}
+        former = {} if terms.keep_contributions else {"former": self.sent(agreement, digest)}
+        made = [
+            each for each, told in sent.items()
+            if digest in sent and told["order"] > sent[digest]["order"] and self._difference(terms, told) is None
+        ]  # fmt: skip
+        data = self.sent(agreement, made[-1]) if made else self.statistics(agreement, again=True)
+        return {"statistics": data, **former}
 
     def sent(self, agreement: bytes, digest: str | None = None) -> bytes:
         """The exact bytes that were sent, to leave with: those of this hash, or the last."""
-        terms = Terms.from_json(agreement)
-        known = self._sent(terms)
-        wanted = digest or max(known, key=lambda each: known[each]["order"], default="")
+        terms = self._in_the_clear(Terms.from_json(agreement))
+        return self._kept(terms, digest or _last(self._sent(terms)))
+
+    def _kept(self, terms: Terms, wanted: str) -> bytes:
+        """A contribution as it was made."""
         path = self.home(terms) / f"sent-{wanted}.safetensors"
         if not path.is_file():
             raise InputError(f"{self.name} keeps no contribution {wanted[:12]} in {path.parent}")
-        return path.read_bytes()
+        data = path.read_bytes()
+        if sha256(data) != wanted:
+            raise InputError(f"{path} has changed on disk; restore it from a backup, or leave and join anew")
+        return data
 
     def table(self, agreement: bytes, publication: bytes) -> bytes:
         """How many left-out rows each setting gets right under this publication."""
-        terms = self._agreed(agreement)
+        terms = self._in_the_clear(self._agreed(agreement))
         broadcast = open_publication(publication, terms)
-        counted = left_out_hits(self._usable(terms), terms, broadcast, self._is_member(terms, broadcast))
+        counted = self._left_out_hits(terms, broadcast)
         return seal_table(terms, self.name, broadcast.number, counted)
+
+    # --------------------------------------------------------------------------------------- under masks
+
+    def count(self, terms: Terms) -> np.ndarray:
+        """Rows of each class that this client would contribute, and whether it has any, int64 (2 c,)."""
+        rows = select(self.train, self.class_names, terms).only_shared()
+        counts = torch.bincount(rows.labels, minlength=terms.n_classes)
+        if not len(rows):
+            raise self._nothing_to_contribute(terms)
+        if not (self.home(terms) / "draft.json").is_file():
+            self.write(terms, "draft.json", terms.to_json().encode())
+        return torch.cat([counts, (counts > 0).long()]).numpy()
+
+    def keep_counts(self, terms: Terms, counts: Counts) -> None:
+        """Keep what the cohort has together: classes that too few hold stay out of every sum."""
+        if self._counts(terms) != counts:
+            self.write(terms, "counts.json", counts.to_bytes())
+
+    def note_membership(self, terms: Terms, token: str) -> None:
+        """From now on a publication that names this token has this client's rows in it."""
+        sent = self._sent(terms)
+        if token not in sent:
+            sent[token] = {**sent[_last(sent)], "masked": True}
+            self.write(terms, "sent.json", json.dumps(sent, sort_keys=True).encode())
+
+    def left_out(self, terms: Terms, number: int, publication: bytes) -> tuple[Tensor, int]:
+        """The table of left-out hits under the publication with this number, and of how many rows it is."""
+        broadcast = open_publication(publication, terms)
+        if broadcast.number != number:
+            raise InputError(f"publication {broadcast.number} given for the tables of publication {number}")
+        return self._left_out_hits(terms, broadcast), len(self._contributed(terms))
+
+    def _counts(self, terms: Terms) -> Counts | None:
+        path = self.home(terms) / "counts.json"
+        return Counts.from_bytes(path.read_bytes()) if terms.masked and path.is_file() else None
+
+    def _under(self, terms: Terms) -> str:
+        """The digest of the terms, and under masks of the counts, which decide the classes in a sum."""
+        counts = self._counts(terms)
+        return terms.digest if counts is None else sha256((terms.digest + counts.digest).encode())
+
+    def _in_the_clear(self, terms: Terms) -> Terms:
+        """The terms, unless they are masked: then nothing leaves this client by itself."""
+        if terms.masked:
+            raise InputError(
+                "a message of this site alone was asked for, and the terms are masked: only sums over several sites "
+                "may be known. Nothing was sent"
+            )
+        return terms
 
     # ----------------------------------------------------------------------------------- what stays here
 
     def refine(self, agreement: bytes, publication: bytes, choice: bytes | None = None) -> Path:
-        """Fit the personal model to a publication and write it; it takes the place of an earlier one."""
+        """Fit the personal model to a publication and write it; it takes the place of an earlier one.
+
+        If the primary is not clearly better on the client's own left-out rows than going without it, the client says
+        so and goes without it.
+        """
         terms = self._agreed(agreement)
         broadcast = open_publication(publication, terms)
         setting = self._setting(terms, broadcast, choice)
         member = self._is_member(terms, broadcast)
-        model = personal_model(self._usable(terms), terms, broadcast, member, setting)
-        container = model.container()
-        container.settings["publication"] = broadcast.number
+        landmarks, scaling = self.agreed_landmarks(terms), self._scaling(terms)
+        fitted = personal_model(self._usable(terms), terms, landmarks, broadcast, member, setting, scaling)
+        container = fitted.model.container()
+        container.settings.update(publication=broadcast.number, about=self.about, **_account(fitted))
+        if fitted.alone:
+            log.warning(_warning(fitted.comparison, broadcast.number))
         path = self.model_path(terms)
         write(container, path)
+        make_private(path)
         return path
 
     def evaluate(self, agreement: bytes) -> dict[str, Any]:
@@ -155,7 +332,7 @@ class Site:
     def metrics(self, agreement: bytes) -> bytes:
         """`evaluate` as a message, for a client that chooses to report it."""
         told = self.evaluate(agreement)
-        terms = Terms.from_json(agreement)
+        terms = self._in_the_clear(Terms.from_json(agreement))
         return seal_metrics(terms, self.name, told["publication"], told["accuracy"], told["n_test"])
 
     def predict(self, agreement: bytes, features: Tensor) -> list[str | None]:
@@ -164,7 +341,7 @@ class Site:
         path = self.model_path(terms)
         if not path.is_file():
             raise InputError(f"{self.name} has no model yet in {path.parent}; it comes with the first publication")
-        model, names = DualStream.load(path), terms.class_names or ()
+        model, names = load_model(path), terms.class_names or ()
         scores = model.scores(features)
         reasons = undecided(model, features, scores)
         if bool(reasons.any()):
@@ -187,22 +364,31 @@ class Site:
 
     # --------------------------------------------------------------------------------------------- within
 
-    def _usable(self, terms: Terms) -> Usable:
-        return select(self.train, self.class_names, terms)
+    def _usable(self, terms: Terms) -> Shard:
+        rows, counts = select(self.train, self.class_names, terms), self._counts(terms)
+        return rows if counts is None else without_classes(rows, counts.admitted)
 
     def _contributed(self, terms: Terms) -> Shard:
-        rows = self._usable(terms).only_shared().rows
+        rows = self._usable(terms).only_shared()
         if not len(rows):
-            raise InputError(
-                f"nothing to contribute: every class of {self.name} has fewer than {terms.min_per_class} rows"
-            )
+            raise self._nothing_to_contribute(terms)
         return rows
+
+    def _nothing_to_contribute(self, terms: Terms) -> InputError:
+        withheld = ", or is held by too few sites" if self._counts(terms) is not None else ""
+        return InputError(
+            f"nothing to contribute: every class of {self.name} has fewer than {terms.min_per_class} rows{withheld}"
+        )
 
     def _agreed(self, agreement: bytes) -> Terms:
         """The terms, which must be what the invitation that was answered said, with the open parts filled in."""
         terms = Terms.from_json(agreement)
         if not terms.settled:
             raise InputError("these terms are a draft; wait for the settled ones")
+        return self.unchanged(terms)
+
+    def unchanged(self, terms: Terms) -> Terms:
+        """The terms, unless they say otherwise than the draft that was answered."""
         draft = self.home(terms) / "draft.json"
         changed = terms.departs_from(Terms.from_json(draft.read_bytes())) if draft.is_file() else None
         if changed:
@@ -218,8 +404,7 @@ class Site:
         if not terms.choice.open:
             return tried.betas[0], tried.balances[0], tried.taus[0]
         if terms.method.scope == "client":
-            own = left_out_hits(self._usable(terms), terms, broadcast, self._is_member(terms, broadcast))
-            return choose(own, tried)
+            return choose(self._left_out_hits(terms, broadcast), tried, len(self._usable(terms)))
         if choice is None:
             raise InputError("these terms choose beta, balance and tau from everyone's tables: give the choice too")
         chosen = open_choice(choice, terms)
@@ -227,10 +412,47 @@ class Site:
             raise InputError(f"a choice for publication {chosen.number} given with publication {broadcast.number}")
         return chosen.setting
 
+    def _left_out_hits(self, terms: Terms, broadcast: Broadcast) -> Tensor:
+        member, landmarks = self._is_member(terms, broadcast), self.agreed_landmarks(terms)
+        return left_out_hits(self._usable(terms), terms, landmarks, broadcast, member)
+
+    def agreed_landmarks(self, terms: Terms) -> Landmarks | None:
+        """The landmarks that the terms name, as they were kept here; none under a random map."""
+        if not terms.landmarked:
+            return None
+        wanted = terms.landmarks_sha256 or ""
+        if wanted not in self._landmarks:
+            path = self.home(terms) / _landmarks_file(terms)
+            if not path.is_file():
+                raise InputError(f"{self.name} has no landmarks in {path.parent}; the server must send them again")
+            self._landmarks[wanted] = open_landmarks(path.read_bytes(), terms)
+        return self._landmarks[wanted]
+
+    def _dither(self, terms: Terms, purpose: str) -> Uniform:
+        """The random numbers that round one message: from a seed that never leaves this disk."""
+        if self.rounding_seed is not None:
+            return dither(self.rounding_seed, purpose, torch.device("cpu"))
+        path = self.home(terms) / "rounding.seed"
+        if not path.is_file():
+            self.write(terms, path.name, secrets.token_hex(32).encode())
+        seed = sha256(path.read_bytes() + self._under(terms).encode() + self._fingerprint.encode())
+        return dither(int(seed, 16), purpose, torch.device("cpu"))
+
+    def _scaling(self, terms: Terms) -> str:
+        """The normalisation of the invitation, before anyone's moments settled it."""
+        draft = self.home(terms) / "draft.json"
+        return (Terms.from_json(draft.read_bytes()) if draft.is_file() else terms).method.normalise
+
     def _is_member(self, terms: Terms, broadcast: Broadcast) -> bool:
         """Whether these very rows are in the publication."""
-        sent = self._sent(terms)
-        return any(told["data"] == self._fingerprint for digest, told in sent.items() if digest in broadcast.members)
+        published = (told for digest, told in self._sent(terms).items() if digest in broadcast.members)
+        return any(self._difference(terms, told) is None for told in published)
+
+    def _difference(self, terms: Terms, told: dict[str, Any]) -> str | None:
+        """How the rows differ from those that an entry of ``sent.json`` remembers."""
+        if told["data"] == self._fingerprint:
+            return None
+        return difference(told, remembered(self._usable(terms).only_shared(), terms.class_names or ()))
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -249,6 +471,39 @@ class Site:
             raise InputError(f"{path} cannot be read ({error}); restore it, or remove it and join anew") from error
         return kept
 
-    def _write(self, terms: Terms, name: str, data: bytes) -> None:
-        with replacing(self.home(terms) / name) as temporary:
+    def write(self, terms: Terms, name: str, data: bytes) -> None:
+        home = self.home(terms)
+        with replacing(home / name) as temporary:
+            with suppress(OSError):  # it may be another's, who lets us write
+                home.chmod(0o700)
             temporary.write_bytes(data)
+            make_private(temporary)
+
+
+def _landmarks_file(terms: Terms) -> str:
+    return f"landmarks-{(terms.landmarks_sha256 or '')[:32]}.safetensors"
+
+
+def _last(sent: dict[str, dict[str, Any]]) -> str:
+    """The hash of what was sent last; empty if nothing was."""
+    return max(sent, key=lambda each: sent[each]["order"], default="")
+
+
+def _account(fitted: Fitted) -> dict[str, Any]:
+    """What the model file says about going alone."""
+    told = fitted.comparison
+    left_out = {
+        "rows": told.n_rows, "unjudged": told.n_unjudged, "right_together": told.together, "right_alone": told.alone
+    }  # fmt: skip
+    return {"alone": fitted.alone, "left_out": left_out}
+
+
+def _warning(comparison: Comparison, number: int) -> str:
+    unjudged = f" ({comparison.n_unjudged} more cannot be judged)" if comparison.n_unjudged else ""
+    clear = "" if comparison.together < comparison.alone else ", because that is no clear gain"
+    return (
+        f"warning: with the primary of publication {number}, {comparison.together} of this site's "
+        f"{comparison.n_rows} left-out rows are right{unjudged}; without it, {comparison.alone}. The site's model was "
+        f"fitted without it{clear}. Either its rows are unlike the others', or they are enough by themselves, or "
+        "another site sent wrong ones: ask whoever runs the server"
+    )

@@ -1,4 +1,7 @@
-"""Where a federation stands and what it has come to; can be asked while a coordinator works in the folder."""
+"""Where a federation stands and what it has come to; can be asked while a coordinator works in the folder.
+
+It is read from the ledger without torch, which takes seconds to import. So the terms are read from their JSON here.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from apfl.errors import InputError
+from apfl.errors import InputError, printable
 from apfl.federate.ledger import Ledger, Row
-from apfl.federate.messages import open_publication
-from apfl.federate.terms import Terms
-from apfl.models.dual_stream import DualStream
+from apfl.federate.wire import sha256
 
-__all__ = ["primary_model", "status", "status_of", "summary"]
+__all__ = ["nothing_published", "status", "status_of", "summary"]
 
 N_RECENT = 20
 SHOWN = ("number", "sha256", "bytes", "gamma", "n", "created")  # of a publication
@@ -36,36 +35,63 @@ def status(ledger: Ledger) -> dict[str, Any]:
 
 
 def _status(ledger: Ledger) -> dict[str, Any]:
-    draft = Terms.from_json(ledger.get("draft") or "{}")
-    settled = ledger.get("terms")
-    terms = draft if settled is None else Terms.from_json(settled)
+    draft = _terms(ledger.get("draft"))
+    terms = _terms(ledger.get("terms") or ledger.get("outline") or ledger.get("draft"))
     publications = [
         {key: row[key] for key in SHOWN} | {"members": list(ledger.members(row["number"]))}
         for row in ledger.publications()
     ]
     latest = ledger.current()
     current = None if latest is None else latest["number"]
-    clients = [_client(ledger, row) for row in ledger.overview(current)]
+    influence = ledger.influence(latest)
+    moments = ledger.spread_bytes()
+    clients = [_client(ledger, row, influence, moments.get(row["name"], 0)) for row in ledger.overview(current)]
     refusals, n_refusals = ledger.refusals(N_RECENT)
     tables = [row["name"] for row in clients if row["table"]]
     return {
-        "federation": draft.federation,
+        "federation": draft["federation"],
         "phase": _phase(terms, clients, current, len(tables)),
-        "terms": json.loads(terms.to_json()) | {"digest": terms.digest, "settled": terms.settled},
-        "quorum": draft.quorum,
+        "terms": terms,
+        "quorum": draft["quorum"],
         "clients": clients,
         "publications": publications,
         "current": current,
         "tables": tables,
         "bytes_up": sum(row["bytes_up"] for row in clients),
-        "refusals": refusals,
+        "refusals": [row | {"reason": printable(row["reason"], 1000)} for row in refusals],
         "n_refusals": n_refusals,
+        "masked": _masked(ledger, terms, current),
         "events": ledger.events(N_RECENT),
     }
 
 
-def _client(ledger: Ledger, row: Row) -> dict[str, Any]:
-    sizes = [row.pop(name) or 0 for name in ("description_bytes", "contribution_bytes")]
+def _masked(ledger: Ledger, terms: dict[str, Any], current: int | None) -> dict[str, Any] | None:
+    """Under masks, what is known of all sites together; None without."""
+    if not terms.get("masked"):
+        return None
+    kept = json.loads(ledger.get("sums of metrics") or "{}")
+    sums = list(kept.get("sums", {}).values()) if kept.get("publication") == current else []
+    right, n_test, reports = (sum(each[i] for each in sums) for i in range(3))
+    return {"accuracy": right / n_test if n_test else None, "n_test": n_test, "reports": reports}
+
+
+def _terms(text: str | None) -> dict[str, Any]:
+    """The terms as the ledger has them, with their digest and whether they are settled."""
+    try:
+        terms: dict[str, Any] = json.loads(text or "")
+    except ValueError as error:
+        raise InputError("the ledger's terms are no JSON; restore the folder from a backup") from error
+    return terms | {"digest": sha256((text or "").encode()), "settled": terms.get("fingerprints") is not None}
+
+
+def _wants_tables(terms: dict[str, Any]) -> bool:
+    """`Terms.wants_tables`."""
+    method = terms["method"]
+    return "auto" in (method["beta"], method["balance"], method["tau"]) and method["scope"] != "client"
+
+
+def _client(ledger: Ledger, row: Row, influence: dict[str, float], moments: int) -> dict[str, Any]:
+    sizes = [moments, *(row.pop(name) or 0 for name in ("description_bytes", "contribution_bytes"))]
     table = row.pop("table_bytes")
     folded = row.pop("folded")
     if row["n"] is not None:
@@ -75,20 +101,24 @@ def _client(ledger: Ledger, row: Row) -> dict[str, Any]:
     return {
         **row,
         "state": state,
+        "influence": influence.get(row["sha256"]),
         "table": table is not None,
         "bytes_up": sum(sizes) + (table or 0),
         "holds": ledger.held_by(row["name"]),
     }
 
 
-def _phase(terms: Terms, clients: list[dict[str, Any]], current: int | None, n_tables: int) -> str:
+def _phase(terms: dict[str, Any], clients: list[dict[str, Any]], current: int | None, n_tables: int) -> str:
     """What the federation waits for next."""
-    if not terms.settled:
-        return "describing"
+    if not terms["settled"]:
+        first = "counting" if terms.get("masked") else "describing"
+        return first if terms.get("most_rows") is None else "spreading"
     if current is None:
         return "contributing"
+    if terms.get("masked"):
+        return "published"
     members = sum(row["state"] == "member" for row in clients)
-    return "choosing" if terms.wants_tables and n_tables < members else "published"
+    return "choosing" if _wants_tables(terms) and n_tables < members else "published"
 
 
 def summary(folder: str | Path) -> dict[str, Any]:
@@ -96,7 +126,7 @@ def summary(folder: str | Path) -> dict[str, Any]:
     state = status_of(folder)
     current = next((row for row in state["publications"] if row["number"] == state["current"]), None)
     if current is None:
-        raise InputError(_nothing(state, folder))
+        raise InputError(nothing_published(state, folder))
     reported = {row["name"]: row["accuracy"] for row in state["clients"] if row["measured"] == current["number"]}
     values = {
         "federation": state["federation"], "publication": current["number"], "members": current["members"],
@@ -109,24 +139,6 @@ def summary(folder: str | Path) -> dict[str, Any]:
     return values
 
 
-def primary_model(folder: str | Path, path: str | Path) -> DualStream:
-    """The current primary as a model, written to ``path``: what a new site has before it refines."""
-    ledger = Ledger(folder, writer=False)
-    try:
-        row = ledger.current()
-        if row is None:
-            raise InputError(_nothing(status(ledger), folder))
-        terms = Terms.from_json(ledger.get("terms") or "")
-        published = open_publication(ledger.blobs.read(row["blob"]), terms)
-    finally:
-        ledger.close()
-    model = DualStream(
-        terms.maps(torch.zeros(1, 1))[0], published.weights, normaliser=terms.normaliser(),
-        class_names=terms.class_names,
-    )  # fmt: skip
-    model.save(path)
-    return model
-
-
-def _nothing(state: dict[str, Any], folder: str | Path) -> str:
+def nothing_published(state: dict[str, Any], folder: str | Path) -> str:
+    """That there is no primary yet, and what to do."""
     return f"nothing is published yet ({state['phase']}); first: apfl federate run {folder}"

@@ -6,6 +6,8 @@ Floating-point addition rounds, so that (a + b) - b is not a. Here every entry x
 
 and integers are added. The sum does not depend on the order, on grouping, or on who came and went. `Statistics` whose
 entries pass 2^42, or whose mean square is far from 1, do not fit and are refused (`apfl.federate.contribution`).
+
+Under landmark terms contributions are integers to begin with (`IntegerSum`).
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ import torch
 from torch import Tensor
 
 from apfl.errors import InputError
+from apfl.maths.integers import Encoding
 from apfl.maths.leaveout import ECHO
 from apfl.maths.ridge import Statistics
 from apfl.maths.wire import pack, unpack
 
-__all__ = ["LARGEST", "ExactSum"]
+__all__ = ["LARGEST", "ExactSum", "IntegerSum", "RunningSum"]
 
 HI, LO = 20, 72  # binary digits after the point
 CARRY = LO - HI
@@ -133,3 +136,58 @@ class ExactSum:
         if "echo" not in tensors:  # kept by an earlier version
             return ExactSum(width, len(counts), hi, lo, counts)
         return ExactSum(width, len(counts), hi, lo, counts, int(tensors["n_copies"]), tensors["echo"].numpy())
+
+
+@dataclass(eq=False)
+class IntegerSum:
+    """The running sum of contributions that are vectors of integers; the same face as `ExactSum`.
+
+    An entry has 32 bits at most, so a billion of them fit.
+    """
+
+    encoding: Encoding
+    vector: np.ndarray  # (size of the layout,), int64
+
+    @staticmethod
+    def zero(encoding: Encoding) -> IntegerSum:
+        """The sum of nothing."""
+        return IntegerSum(encoding, np.zeros(encoding.layout.size, np.int64))
+
+    @property
+    def n_samples(self) -> int:
+        return int(self.vector[self.encoding.layout.places["class_counts"]].sum())
+
+    def add(self, integers: np.ndarray, sign: int = 1) -> None:
+        """Add a client's integers, or with ``sign`` -1 take them away again."""
+        if integers.shape != self.vector.shape:
+            raise InputError(f"{integers.shape} integers do not fit a sum of {self.vector.shape}")
+        self.vector += sign * integers
+
+    def statistics(self) -> Statistics:
+        """What the sum says, in float64."""
+        return self.encoding.decode(torch.from_numpy(self.vector))
+
+    def largest(self) -> float:
+        """Size of the largest entry, in units of the step."""
+        return float(np.abs(self.vector).max(initial=0))
+
+    def copy(self) -> IntegerSum:
+        """The same sum, to be changed on its own."""
+        return IntegerSum(self.encoding, self.vector.copy())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, IntegerSum):
+            return NotImplemented
+        return np.array_equal(self.vector, other.vector)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sum as data."""
+        return {"integers": torch.from_numpy(self.vector)}
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, Tensor], encoding: Encoding) -> IntegerSum:
+        """The sum back from data."""
+        return IntegerSum(encoding, tensors["integers"].numpy())
+
+
+RunningSum = ExactSum | IntegerSum

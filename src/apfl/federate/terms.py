@@ -2,12 +2,17 @@
 
 A *draft* may leave the classes, the feature width and the map's width open; `settle` fixes them from what the clients
 described, and from then on they stay: nobody's model changes its shape because someone came or went.
+
+With landmarks `settle` gives an *outline*, under which clients send the moments of their normalised rows. The settled
+terms name the landmarks that were drawn from the sum by their hash (`apfl.federate.landmarks`).
 """
 
 from __future__ import annotations
 
 import json
-import re
+import math
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -16,9 +21,12 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
-from apfl.errors import InputError, unknown
+from apfl.errors import InputError, printable, unknown
+from apfl.federate.names import check_name
 from apfl.federate.wire import sha256
 from apfl.maths.hits import Grid
+from apfl.maths.integers import OF_ONE_LENGTH, ROOM
+from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN
 from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import Moments, Normaliser, needs_moments, normaliser
 from apfl.maths.personalise import Choice
@@ -26,10 +34,36 @@ from apfl.methods import load_method
 from apfl.methods._analytic import stream_maps
 from apfl.methods.apfl import APFL
 
-__all__ = ["Description", "Terms", "check_name", "settle"]
+__all__ = [
+    "FEWEST_IN_SUM",
+    "FEWEST_SHARING",
+    "HALF",
+    "LATER_SETTINGS",
+    "MOST_CLASSES",
+    "Description",
+    "Terms",
+    "check_weights",
+    "of_one_width",
+    "settle",
+]
 
 Wire = Literal["float64", "float32"]
+FORBIDDEN = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of characters, ends of lines and paragraphs
+TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # the direction of text
 AtLeastOne = Annotated[int, Field(ge=1)]
+HALF = 0.5  # max_share of a new server: nobody outweighs all others together
+FEWEST_SHARING = 3  # of two clients the larger always has more than half
+FEWEST_IN_SUM = 3  # sites of a masked sum, unless min_cohort is larger: of two, each learns the other's part
+# Every site's upload and model has a column for each class, so one site's list must not fix everyone's size. Ten times
+# ImageNet's; whoever has more states them in the terms.
+MOST_CLASSES = 10_000
+LATER = ("max_rows", "max_share", "most_rows", "spread", "n_landmarks", "landmarks_sha256", "masked")
+OF_MACHINES = tuple(how for how in OF_ONE_LENGTH if how != "centred")
+LATER_SETTINGS = {  # what terms without them mean
+    "map": "random", "landmarks": "federation", "bits": 0, "weight": 1.0,
+    "epsilon": "none", "delta": 1e-5, "noise": "central", "colluders": 0,
+}  # fmt: skip
+MOST_WEIGHTS = 2**27  # width times classes: 1 GiB in an upload, in a publication, in a model
 
 
 @dataclass(frozen=True)
@@ -50,10 +84,17 @@ class Terms:
     min_per_class: AtLeastOne = 2  # a class with fewer rows at a client is withheld from its upload
     quorum: AtLeastOne = 2  # clients that must have contributed before anything is published
     min_cohort: AtLeastOne = 1  # late clients are folded in by at least so many at a time
+    max_rows: AtLeastOne | None = None  # of one client that count; None: settled by max_share
+    max_share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of everyone's rows that may be one client's; 1: no cap
     keep_contributions: bool = True  # whether the server keeps single uploads, or only their sum
     mean: tuple[float, ...] | None = None  # if the normalisation has one, once settled
     std: tuple[float, ...] | None = None
     fingerprints: tuple[str, str] | None = None  # of the primary and the refinement map, once settled
+    most_rows: AtLeastOne | None = None  # of one client among those described: gives the integers' step, once outlined
+    spread: Literal["full", "diagonal"] | None = None  # moments behind the landmarks, if any, once outlined
+    n_landmarks: AtLeastOne | None = None  # once settled: those that stand clear of the others' span
+    landmarks_sha256: str | None = None  # of the message with the landmarks, once settled
+    masked: bool = False  # whether the server only ever sees sums over sites; then it keeps no contributions either
 
     def __post_init__(self) -> None:
         check_name("federation", self.federation)
@@ -62,14 +103,107 @@ class Terms:
                 "terms with sketch=0 given: it would send every client the factor of the summed system, from which "
                 "two members read each other's statistics. Use 1 or more columns (default 128)"
             )
+        self._check_within_one_process()
+        if self.landmarked:
+            self._check_landmarked()
+        if self.masked:
+            self._check_masked()
+            object.__setattr__(self, "keep_contributions", False)
         names = self.class_names
+        check_class_names(names or ())
         if names is not None and (len(set(names)) < len(names) or len(names) < 2):
             raise InputError(f"class names {list(names)[:8]} given; there must be at least two, and all must differ")
+
+    def _check_within_one_process(self) -> None:
+        """Refuse settings of the method that no messages carry yet."""
+        method = self.method
+        if method.private:
+            raise InputError(
+                f"terms with epsilon={method.epsilon} given: noise works within one process so far, and sites would "
+                "send sums without it. Leave the setting out"
+            )
+        if method.weight != 1:
+            raise InputError(
+                f"terms with weight={method.weight} given: between machines the primary has weight 1, and a site "
+                "that it harms goes without it by itself. Leave the setting out"
+            )
+        if method.landmarks not in ("federation", "free"):
+            raise InputError(
+                f"terms with landmarks={method.landmarks!r} given: landmarks of a file work within one process so far. "
+                "Use 'federation' or 'free'"
+            )
+        if method.normalise == "centred":
+            raise InputError(
+                "terms with normalise='centred' given: it needs moments of square roots, which sites do not send. "
+                f"Use {', '.join(OF_MACHINES)} or auto"
+            )
+
+    def _check_landmarked(self) -> None:
+        method = self.method
+        if not method.bits:
+            raise InputError(
+                "terms with map='landmarks' and bits=0 given: between machines statistics of landmarks are integers. "
+                "Give bits=16 too (allowed are 8 to 32), or use map='random'"
+            )
+        if method.landmarks == "federation" and method.normalise not in (*OF_MACHINES, "auto"):
+            raise InputError(
+                f"terms with map='landmarks' and normalise={method.normalise!r} given: rows of any length have moments "
+                f"of any size, which no agreed integers hold. Use normalise={', '.join(OF_MACHINES)} or auto, or "
+                "landmarks='free'"
+            )
+
+    def _check_masked(self) -> None:
+        """Refuse masked terms under which a site would have to say something by itself."""
+        if not self.landmarked:
+            raise InputError(
+                f"masked terms with map={self.method.map!r} given: masks need integers that add up. Give "
+                "map='landmarks' and bits=16 too"
+            )
+        stated = {
+            "class_names": self.class_names, "n_features": self.n_features, "max_rows": self.max_rows
+        }  # fmt: skip
+        lacking = [name for name, value in stated.items() if value is None]
+        if lacking:
+            raise InputError(
+                f"masked terms without {', '.join(lacking)} given: no site describes itself under masks, so they must "
+                "state the classes, the number of features, and the most rows of one site"
+            )
+        if needs_moments(self.method.normalise):
+            raise InputError(
+                f"masked terms with normalise={self.method.normalise!r} given: it needs moments of rows of any size, "
+                "which no agreed integers hold. Use normalise='root' or 'row'"
+            )
+
+    @property
+    def smallest_sum(self) -> int:
+        """The fewest sites in a masked sum."""
+        return max(self.min_cohort, FEWEST_IN_SUM)
+
+    @property
+    def landmarked(self) -> bool:
+        """Whether both streams share one landmark map, and statistics are integers."""
+        return self.method.map == "landmarks"
 
     @property
     def settled(self) -> bool:
         """Whether nothing is left open."""
         return self.fingerprints is not None
+
+    @property
+    def outlined(self) -> bool:
+        """Whether all is fixed but the landmarks."""
+        return self.most_rows is not None and not self.settled
+
+    @property
+    def row_limit(self) -> int | None:
+        """The most rows of one client that count: the cap, and what the range of the integers has room for."""
+        room = None if self.most_rows is None else int(ROOM * self.most_rows)
+        return min((limit for limit in (self.max_rows, room) if limit is not None), default=None)
+
+    @property
+    def n_in(self) -> int:
+        """Columns of normalised rows."""
+        return self.normaliser().width(self.n_features or 0)
 
     @property
     def n_classes(self) -> int:
@@ -78,6 +212,11 @@ class Terms:
     @property
     def dtype(self) -> torch.dtype:
         return torch.float64 if self.wire == "float64" else torch.float32
+
+    @property
+    def published_dtype(self) -> torch.dtype:
+        """Of the primary and the sketch: 16 bits (`to_columns`) with landmarks, whose sums are rounded far more."""
+        return torch.int16 if self.landmarked else self.dtype
 
     @property
     def choice(self) -> Choice:
@@ -97,12 +236,14 @@ class Terms:
     @property
     def width(self) -> int:
         """Columns of Phi."""
+        if self.landmarked:
+            return self.n_landmarks or int(self.method.d_primary)
         return int(self.method.d_primary) + self.method.intercept
 
     @property
     def refinement_width(self) -> int:
         """Columns of Psi."""
-        return int(self.method.d_refinement) + self.method.intercept
+        return self.width if self.landmarked else int(self.method.d_refinement) + self.method.intercept
 
     @cached_property
     def digest(self) -> str:
@@ -135,6 +276,14 @@ class Terms:
         activations = (m.activation_primary, m.activation_refinement)
         return stream_maps(row, self.normaliser(), widths, activations, self.seed, m.intercept)
 
+    def refinement_map(self, like: torch.Tensor, scaling: Normaliser) -> FeatureMap:
+        """The refinement map of features that are scaled in another way than was agreed."""
+        if scaling.width(self.n_features or 0) == self.normaliser().width(self.n_features or 0):
+            return self.maps(like)[1]
+        m = self.method
+        d, activation = int(m.d_refinement), m.activation_refinement
+        return stream_maps(like, scaling, (1, d), ("identity", activation), self.seed, m.intercept)[1]
+
     def grid(self, unit: float) -> Grid:
         """The settings that tables count hits for; ``unit`` comes with the publication."""
         return self.choice.grid(unit)
@@ -150,8 +299,14 @@ class Terms:
         )
 
     def to_json(self) -> str:
-        """The terms as they travel and are stored."""
-        return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
+        """The terms as they travel and are stored.
+
+        Without what came later and is not set: terms of before there was such a thing keep their digest.
+        """
+        unset = {name: getattr(Terms, name) for name in LATER}
+        values = {name: value for name, value in asdict(self).items() if name not in unset or value != unset[name]}
+        values["method"] = {key: value for key, value in values["method"].items() if LATER_SETTINGS.get(key) != value}
+        return json.dumps(values, sort_keys=True, allow_nan=False)
 
     @staticmethod
     def from_json(text: str | bytes) -> Terms:
@@ -172,6 +327,8 @@ class Terms:
             return TypeAdapter(Terms).validate_python({**given, "method": method})
         except ValidationError as error:
             problem = error.errors()[0]
+            if not problem["loc"]:  # a check of our own, which says it all
+                raise InputError(problem["msg"].removeprefix("Value error, ")) from error
             key = ".".join(str(part) for part in problem["loc"])
             raise InputError(f"terms: {key}={str(problem['input'])[:60]!r}: {problem['msg']}") from error
 
@@ -182,6 +339,8 @@ def _parsed(text: str | bytes) -> Terms:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"terms that are no JSON ({type(error).__name__}); get them again from the server") from error
+    if isinstance(given, dict) and isinstance(given.get("method"), dict):
+        given["method"] = LATER_SETTINGS | given["method"]
     return Terms.checked(given)
 
 
@@ -196,8 +355,29 @@ class Description:
     moments: Moments | None = None  # if the normalisation needs them
 
 
+def of_one_width(draft: Terms, described: Sequence[Description]) -> tuple[list[Description], list[Description]]:
+    """The descriptions of the width that most clients have, and the others: the first to describe does not decide."""
+    votes = Counter(each.n_features for each in described)
+    (width, most), *others = votes.most_common()
+    if draft.n_features is not None:
+        width = draft.n_features
+    elif others and others[0][1] == most:
+        told = "; ".join(
+            f"{n} at {', '.join(each.client for each in described if each.n_features == n)}" for n in sorted(votes)
+        )
+        raise InputError(
+            f"features of different widths ({printable(told)}), and none that most clients have: all sites must use "
+            "the same backbone. Run again when more sites are connected, or take the odd ones out (apfl federate leave)"
+        )
+    kept = [each for each in described if each.n_features == width]
+    return kept, [each for each in described if each.n_features != width]
+
+
 def settle(draft: Terms, described: Sequence[Description]) -> Terms:
-    """The draft with everything fixed that it left open: the same for the same descriptions in any order."""
+    """The draft with everything fixed that it left open: the same for the same descriptions in any order.
+
+    With landmarks it is an outline: they are still to be drawn.
+    """
     if not described:
         raise InputError("nobody has described its rows yet, so the terms cannot be settled")
     n_features = draft.n_features or described[0].n_features
@@ -207,28 +387,94 @@ def settle(draft: Terms, described: Sequence[Description]) -> Terms:
             f"features of width {odd[0].n_features} at {odd[0].client}, of width {n_features} elsewhere: "
             "all sites must use the same backbone"
         )
-    names = draft.class_names or tuple(sorted({name for each in described for name in each.class_names}))
-    if len(names) < 2:
-        raise InputError(f"the clients have {len(names)} classes among them ({', '.join(names)}); two are needed")
-    method = draft.method
-    d_primary, d_refinement = method.widths(sum(each.n_samples for each in described), n_features)
+    names = draft.class_names or _classes(described)
+    method, cap = draft.method, draft.max_rows or _cap(draft, described)
+    counted = [min(each.n_samples, cap or each.n_samples) for each in described]
+    d_primary, d_refinement = method.widths(sum(counted), n_features)
+    check_weights(d_primary, len(names))
     shared = normaliser(method.normalise, _summed(described) if needs_moments(method.normalise) else None)
     method = replace(method, d_primary=d_primary, d_refinement=d_refinement, normalise=shared.how)
-    terms = replace(draft, class_names=names, n_features=n_features, method=method)
+    terms = replace(draft, class_names=names, n_features=n_features, method=method, max_rows=cap)
     if shared.mean is not None and shared.std is not None:
         terms = replace(terms, mean=tuple(shared.mean.tolist()), std=tuple(shared.std.tolist()))
+    if terms.landmarked:
+        return _outline(terms, counted)
     primary, refinement = terms._draw(torch.zeros(1, 1))
     return replace(terms, fingerprints=(primary.fingerprint, refinement.fingerprint))
 
 
-def check_name(what: str, name: str) -> str:
-    """A name that can stand in a path and on one line of a terminal."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+def _outline(terms: Terms, counted: Sequence[int]) -> Terms:
+    """Terms that lack only their landmarks, from the rows of each client that count."""
+    terms = replace(terms, most_rows=max(counted))
+    if terms.method.landmarks == "free":
+        return terms
+    return replace(terms, spread="full" if sum(counted) >= ROWS_FOR_EACH_COLUMN * terms.n_in else "diagonal")
+
+
+def _classes(described: Sequence[Description]) -> tuple[str, ...]:
+    """All classes that the clients describe, sorted."""
+    names = tuple(sorted({name for each in described for name in each.class_names}))
+    if len(names) < 2:
+        raise InputError(f"the clients have {len(names)} classes among them ({', '.join(names)}); two are needed")
+    if len(names) > MOST_CLASSES:
+        most = max(described, key=lambda each: len(each.class_names))
         raise InputError(
-            f"{what} name {name[:80]!r} given; allowed are up to 64 letters, digits, '.', '_' and '-', "
-            "beginning with a letter or digit"
+            f"the clients have {len(names)} classes among them, {len(most.class_names)} of them at {most.client}; "
+            f"allowed are {MOST_CLASSES}. Take that site out (apfl federate leave), or state the classes in the terms"
         )
-    return name
+    return names
+
+
+def _cap(draft: Terms, described: Sequence[Description]) -> int | None:
+    """The most rows of one client by ``max_share``, which must leave room for a client with hardly any rows.
+
+    With k clients and a share below 1/(k - 1), the others cannot have all rows among them: the smallest description
+    would set everyone's cap, however few rows it has.
+    """
+    k = len(described)
+    if k >= FEWEST_SHARING and draft.max_share * (k - 1) < 1:
+        raise InputError(
+            f"max_share {draft.max_share:g} given, and {k} clients: the one with the fewest rows would decide how many "
+            f"count of everyone. Allowed is {math.ceil(1000 / (k - 1)) / 1000:g} or more with {k} clients; run again "
+            "when more are connected, or start a new folder with a larger --max-share, or with --max-rows"
+        )
+    return rows_of_share([each.n_samples for each in described], draft.max_share)
+
+
+def check_weights(width: int, n_classes: int) -> None:
+    """Refuse a primary that is larger than a message may be."""
+    if width * n_classes > MOST_WEIGHTS:
+        raise InputError(
+            f"a primary of {width} columns and {n_classes} classes has {width * n_classes} weights; allowed are "
+            f"{MOST_WEIGHTS}. State a smaller d_primary, or fewer classes, in the terms of a new folder"
+        )
+
+
+def rows_of_share(described: Sequence[int], share: float) -> int | None:
+    """How many rows one client may contribute so that none has more than ``share`` of all; None if there is no cap.
+
+    The largest c <= share * (sum over clients of min(n, c)). Two clients have no cap.
+
+    >>> rows_of_share([100, 100, 5000], 0.5), rows_of_share([100, 100, 100], 0.5), rows_of_share([100, 5000], 0.5)
+    (200, 300, None)
+    """
+    if share == 1 or len(described) < FEWEST_SHARING:
+        return None
+    rows = sorted(described, reverse=True)
+    if rows[0] <= share * sum(rows):
+        return int(share * sum(rows) / (1 - share))  # of one who comes later
+    for capped in range(1, len(rows)):
+        cap = share * sum(rows[capped:]) / (1 - share * capped)  # c = share * (capped * c + the others' rows)
+        if rows[capped] <= cap:
+            return max(int(cap), 1)
+    return rows[-1]  # a share of less than one in so many: all alike
+
+
+def check_class_names(names: Sequence[str]) -> None:
+    """Refuse names with characters that act on a terminal, end a line, turn its direction, or cannot be written."""
+    for name in names:
+        if any(unicodedata.category(each) in FORBIDDEN or each in TURNING for each in name):
+            raise InputError(f"class name {printable(name)!r} given; it must have no control characters")
 
 
 def _summed(described: Sequence[Description]) -> Moments:

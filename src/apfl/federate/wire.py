@@ -9,19 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
 
 from apfl.errors import InputError
+
+if TYPE_CHECKING:  # commands that only look at a ledger need no torch, which takes seconds
+    from torch import Tensor
 
 __all__ = ["Expected", "count", "seal", "sha256", "text", "unseal"]
 
 VERSION = 1
 LARGEST_HEADER = 16 * 2**20  # a publication lists the hashes of its members
-SIZES = {"F64": 8, "F32": 4, "I64": 8, "I16": 2}
+SIZES = {"F64": 8, "F32": 4, "I64": 8, "I16": 2, "I8": 1, "U8": 1}
 
 # Tensor name -> allowed dtypes, shape; made from the message's header.
 Expected = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
@@ -34,19 +35,23 @@ def sha256(data: bytes) -> str:
 
 def seal(kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """The message as bytes; the same for the same content."""
-    told = json.dumps({**header, "kind": kind, "version": VERSION}, sort_keys=True, allow_nan=False)
+    from safetensors.torch import save
+
+    header_json = json.dumps({**header, "kind": kind, "version": VERSION}, sort_keys=True, allow_nan=False)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return bytes(save(plain, metadata={"apfl": told}))
+    return bytes(save(plain, metadata={"apfl": header_json}))
 
 
 def unseal(
     kind: str, data: bytes, expected: Callable[[dict[str, Any]], Expected]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors of a message of this kind; anything else is an `InputError` that says why."""
+    from safetensors.torch import load
+
     length, listed, header = _header(data)
     if header.get("version") != VERSION or header.get("kind") != kind:
-        found = f"{str(header.get('kind'))[:40]!r} of version {str(header.get('version'))[:8]}"
-        raise InputError(f"a message of kind {found} given where {kind!r} of version {VERSION} is needed")
+        received = f"{str(header.get('kind'))[:40]!r} of version {str(header.get('version'))[:8]}"
+        raise InputError(f"a message of kind {received} given where {kind!r} of version {VERSION} is needed")
     wanted = expected(header)
     if listed.keys() != wanted.keys():
         raise InputError(f"a {kind} must hold {_names(wanted)}; this one holds {_names(listed)}")
@@ -95,12 +100,12 @@ def _header(data: bytes) -> tuple[int, dict[str, Any], dict[str, Any]]:
     return length, listed, header
 
 
-def _checked(kind: str, name: str, told: Mapping[str, Any], dtypes: tuple[str, ...], shape: tuple[int, ...]) -> int:
+def _checked(kind: str, name: str, entry: Mapping[str, Any], dtypes: tuple[str, ...], shape: tuple[int, ...]) -> int:
     """Bytes of one tensor, whose listed dtype and shape must be those expected."""
-    if told.get("dtype") not in dtypes or told.get("shape") != list(shape):
-        found = f"{str(told.get('dtype'))[:10]} {str(told.get('shape'))[:60]}"
-        raise InputError(f"{name} of a {kind} must be {' or '.join(dtypes)} {list(shape)}; {found} given")
-    size = SIZES[str(told["dtype"])]
+    if entry.get("dtype") not in dtypes or entry.get("shape") != list(shape):
+        received = f"{str(entry.get('dtype'))[:10]} {str(entry.get('shape'))[:60]}"
+        raise InputError(f"{name} of a {kind} must be {' or '.join(dtypes)} {list(shape)}; {received} given")
+    size = SIZES[str(entry["dtype"])]
     for extent in shape:
         size *= extent
     return size

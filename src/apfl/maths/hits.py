@@ -9,20 +9,26 @@ beyond everyone's. With tau = 0 there is none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import accumulate
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from apfl.maths.leaveout import LeftOut
 from apfl.maths.ridge import one_hot
 
-__all__ = ["Grid", "Scope", "choose", "grid", "hits", "left_out_prior", "local_prior"]
+__all__ = ["Grid", "Scope", "best_of", "bounded", "choose", "grid", "hits", "left_out_prior", "local_prior", "prefer"]
 
 Scope = Literal["federation", "client"]
+K = TypeVar("K", bound=Hashable)
+CLEARLY = 1.0  # standard errors, and one row, by which one of several candidates must beat the usual one
 FEW_HITS = 5000  # below so many, the best of 882 settings is the best by chance
+ENTRIES = 2**18  # of a block of rows, classes and betas: a megabyte in single precision
+STEEPEST = 1e30  # of a bound in tau: single precision ends at 3e38
+LEVEL = 0.45  # of the square root of the fewest misses: settings whose hits differ by less are about as good
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,20 @@ def local_prior(counts: Tensor, total_counts: Tensor, smoothing: float) -> Tenso
     return torch.log(counts + own) - torch.log(total_counts + smoothing)
 
 
+class LeftOutRows(Protocol):
+    """One client's rows, each left out of both streams: `leaveout.LeftOut`, or with a weight on the primary."""
+
+    @property
+    def groups(self) -> Tensor | None: ...
+    @property
+    def judged(self) -> Tensor: ...
+    @property
+    def primary(self) -> Tensor: ...
+    def refinements(self, betas: Sequence[float]) -> Tensor: ...  # (betas, n, c)
+
+
 def hits(
-    left_out: LeftOut, labels: Tensor, counts: Tensor, total_counts: Tensor, smoothing: float, tried: Grid
+    left_out: LeftOutRows, labels: Tensor, counts: Tensor, total_counts: Tensor, smoothing: float, tried: Grid
 ) -> Tensor:
     """How many of a client's left-out rows each setting gets right, (betas, balances, taus), int64.
 
@@ -75,33 +93,47 @@ def hits(
     highest score is no hit, and neither is a row that cannot be judged (`LeftOut.judged`).
 
     For given beta and tau every other class sets one bound on the balances with which it stays below the row's own,
-    so a row is right on an interval of balances: two reductions serve all balances.
+    so a row is right on an interval of balances, whose ends say where it begins and ceases to count.
+
+    Rows of several clients at once, (b, n), with counts (b, c), give a table for each, (b, betas, balances, taus).
     """
-    own = one_hot(labels, len(counts)).to(counts.device)
-    primary = own - left_out.primary
+    own, lead_dims = one_hot(labels, counts.shape[-1]).to(counts.device), labels.shape[:-1]
     prior = left_out_prior(own, counts, total_counts, left_out.groups, smoothing)
-    balances = torch.tensor(tried.balances, dtype=torch.float32, device=labels.device)
-    # Single precision decides a comparison differently only where two scores agree to seven digits.
-    leads = [_lead((primary + tau * prior).float(), labels) for tau in tried.taus]
-    table = torch.zeros(tried.shape, dtype=torch.int64, device=labels.device)
-    for b, beta in enumerate(tried.betas):
-        gain = _lead(left_out.refinement(beta).float(), labels)
-        for t, lead in enumerate(leads):
-            low, high = _interval(lead, gain, labels)
-            low.masked_fill_(~left_out.judged, float("inf"))
-            table[b, :, t] = ((low < balances[:, None]) & (balances[:, None] < high)).sum(1)
-    return table
+    refined = left_out.refinements(tried.betas).flatten(1, -2)  # (betas, rows, c)
+    primary, prior = ((own - left_out.primary).flatten(0, -2), prior.flatten(0, -2))
+    balances = torch.tensor(sorted(tried.balances), dtype=torch.float32, device=labels.device)
+    shape = (math.prod(lead_dims), len(tried.betas), len(tried.taus), len(balances) + 1)
+    begin = torch.zeros(math.prod(shape), dtype=torch.int64, device=labels.device)
+    cells = torch.arange(0, len(begin), shape[3], device=labels.device).view(shape[:3])  # of client, beta and tau
+    for rows in torch.split(left_out.judged.flatten().nonzero()[:, 0], _rows_of_a_block(refined)):
+        of = labels.flatten()[rows]
+        # Single precision decides a comparison differently only where two scores agree to seven digits.
+        lead, more, gain = (_lead(each[..., rows, :].float(), of) for each in (primary, prior, refined))
+        low, high = _intervals(lead, more, gain, of, tried.taus)  # (betas, taus, rows)
+        first = torch.searchsorted(balances, low, right=True)
+        after = torch.searchsorted(balances, high).maximum(first)
+        cell, ones = cells[rows // labels.shape[-1]].movedim(0, 2), torch.ones_like(first).flatten()
+        begin.index_add_(0, (cell + first).flatten(), ones).index_add_(0, (cell + after).flatten(), -ones)
+    table = begin.view(shape).cumsum(3)[..., :-1].transpose(2, 3)  # of sorted balances
+    order = torch.tensor(tried.balances).argsort().argsort().to(table.device)
+    return table[:, :, order].reshape(*lead_dims, *tried.shape)
+
+
+def _rows_of_a_block(refined: Tensor) -> int:
+    """So many rows that what is computed of them stays in the cache; on a GPU, as many as fill it."""
+    entries = ENTRIES if refined.device.type == "cpu" else 2**8 * ENTRIES
+    return max(1, entries // (refined.shape[0] * refined.shape[2]))
 
 
 def left_out_prior(
     own: Tensor, counts: Tensor, total_counts: Tensor, groups: Tensor | None, smoothing: float
 ) -> Tensor:
-    """The prior that each row meets without its own label, or its group's, which must not vouch for it; (n, c).
+    """The prior that each row meets without its own label, or its group's, which must not vouch for it; (..., n, c).
 
-    ``own`` (n, c) are the rows' one-hot labels.
+    ``own`` (..., n, c) are the rows' one-hot labels, ``counts`` and ``total_counts`` are (..., c).
     """
     gone = own if groups is None else _summed_by(own, groups)
-    return local_prior(counts - gone, total_counts - gone, smoothing)
+    return local_prior(counts[..., None, :] - gone, total_counts[..., None, :] - gone, smoothing)
 
 
 def _summed_by(rows: Tensor, groups: Tensor) -> Tensor:
@@ -112,32 +144,103 @@ def _summed_by(rows: Tensor, groups: Tensor) -> Tensor:
 
 
 def _lead(scores: Tensor, labels: Tensor) -> Tensor:
-    """By how much the score of a row's own class exceeds the others', (n, c)."""
-    return scores.gather(1, labels[:, None]) - scores
+    """By how much the score of a row's own class exceeds the others', (..., n, c)."""
+    own = labels[:, None].expand(*scores.shape[:-1], 1)
+    return scores.gather(-1, own) - scores
 
 
-def _interval(lead: Tensor, gain: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Where lead + balance * gain > 0 in every class but a row's own: low < balance < high, (n,) each."""
-    bound = -lead / gain
-    infinity = float("inf")
-    # Without gain the sign of the lead decides for every balance; the row's own class never bounds.
-    low = torch.where(gain > 0, bound, torch.where((gain == 0) & (lead <= 0), infinity, -infinity))
-    high = torch.where(gain < 0, bound, infinity)
-    low.scatter_(1, labels[:, None], -infinity)
-    return low.amax(1), high.amin(1)
+def _intervals(
+    lead: Tensor, more: Tensor, gain: Tensor, labels: Tensor, taus: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """Where lead + tau * more + balance * gain > 0 in every class but a row's own: low < balance < high.
 
-
-def choose(table: Tensor, tried: Grid) -> tuple[float, float, float]:
-    """The setting with most hits; of equal ones that with the largest beta, then the smallest balance and tau.
-
-    Of few rows one more or less decides between settings that are nearly level: then a setting counts with its
-    neighbours on the grid.
+    ``lead`` and ``more`` are (n, c), ``gain`` is (betas, n, c); both ends are (betas, taus, n). The bound of a class is
+    linear in tau: one sum and one reduction for each tau and end.
     """
-    if int(table.max()) < FEW_HITS:
-        table = _with_neighbours(table)
-    best = torch.nonzero(table == table.max()).tolist()
-    b, k, t = max(best, key=lambda index: (index[0], -index[1], -index[2]))
+    slope = (-1 / gain).clamp_(-STEEPEST, STEEPEST)
+    at, by = lead * slope, more * slope
+    lows, highs = torch.where(gain > 0, at, -math.inf), torch.where(gain < 0, at, math.inf)
+    low = torch.stack([torch.add(lows, by, alpha=tau).amax(-1) for tau in taus], 1)
+    high = torch.stack([torch.add(highs, by, alpha=tau).amin(-1) for tau in taus], 1)
+    # Without gain the sign of the lead decides for every balance; the row's own class never bounds.
+    still = (gain == 0).scatter_(-1, labels[:, None].expand(*gain.shape[:-1], 1), value=False)
+    if bool(still.any()):
+        behind = torch.stack([(still & (lead + tau * more <= 0)).any(-1) for tau in taus], 1)
+        low.masked_fill_(behind, math.inf)
+    return low, high
+
+
+def bounded(tables: Sequence[Tensor], n_rows: Sequence[int]) -> list[Tensor]:
+    """Tables of several clients, in none of which settings differ by more of its rows than at the median row's client.
+
+    By rows, since many small clients of one class see no difference between settings at all. A client's best settings
+    keep their hits, and its worst are raised. Between the settings that honest clients would choose from, tables differ
+    by few hits: one that says "all right here, all wrong elsewhere" would decide alone. Two tables are left as they
+    are, since neither is more usual than the other.
+
+    >>> honest, liar = torch.tensor([[[90, 80]]]), torch.tensor([[[0, 100]]])
+    >>> [table.tolist() for table in bounded([honest, honest, liar], [100, 100, 100])]
+    [[[[90, 80]]], [[[90, 80]]], [[[90, 100]]]]
+    """
+    if len(tables) < 3:
+        return list(tables)
+    spread = sorted((int(table.max() - table.min()) / n, n) for table, n in zip(tables, n_rows, strict=True))
+    behind = accumulate(n for _, n in spread)
+    usual = next(share for (share, _), rows in zip(spread, behind, strict=True) if 2 * rows >= sum(n_rows))
+    return [table.clamp_min(int(table.max()) - round(usual * n)) for table, n in zip(tables, n_rows, strict=True)]
+
+
+def choose(table: Tensor, tried: Grid, n_rows: int) -> tuple[float, float, float]:
+    """The setting with most hits of ``n_rows``; of equal ones the largest beta, then the smallest balance and tau.
+
+    Of few rows one more or less decides between settings that are nearly level, and settings far apart may be: then it
+    is the middle of those that are about as good (`_middle`), which no single row moves far.
+    """
+    b, k, t = _middle(table, n_rows) if int(table.max()) < FEW_HITS else best_of(table)[0]
     return tried.betas[b], tried.balances[k], tried.taus[t]
+
+
+def best_of(table: Tensor) -> tuple[tuple[int, int, int], float]:
+    """The place of the setting with most hits, and these: if there are few, their mean with the neighbours'."""
+    few = int(table.max()) < FEW_HITS
+    counted = _with_neighbours(table) if few else table
+    b, k, t = max(torch.nonzero(counted == counted.max()).tolist(), key=lambda at: (at[0], -at[1], -at[2]))
+    return (b, k, t), float(counted[b, k, t]) / (1e6 if few else 1)
+
+
+def _middle(table: Tensor, n_rows: int) -> tuple[int, int, int]:
+    """The mean place of all settings, each weighted by exp((hits - most) / (LEVEL sqrt(misses))), rounded.
+
+    Hits count with their neighbours', so that a single setting that is best by chance does not pull the mean off a
+    plateau. Along an axis that makes no difference it is the cautious end: the largest beta, the smallest balance and
+    tau.
+    """
+    hits = _with_neighbours(table) / 1e6
+    weight = ((hits - hits.max()) / (LEVEL * (n_rows - hits.max()).clamp_min(1).sqrt())).exp()
+    b, k, t = (_mean_place(weight.transpose(0, axis).flatten(1).sum(1)) for axis in range(3))
+    return (len(table) - 1 if b is None else b), k or 0, t or 0
+
+
+def _mean_place(weight: Tensor) -> int | None:
+    """Along one axis; None if all places are alike."""
+    if float(weight.max() - weight.min()) <= 1e-9 * float(weight.max()):
+        return None
+    places = torch.arange(len(weight), dtype=weight.dtype, device=weight.device)
+    return round(float((weight * places).sum() / weight.sum()))
+
+
+def prefer(hits: Mapping[K, float], n_rows: int, usual: K) -> K:
+    """The candidate with most hits of ``n_rows`` if it is clearly better than the usual one, which else stays.
+
+    Both models get most rows right; they differ on rows that one of them gets wrong. If half of these differ, the
+    difference in hits has a variance of about the misses of one.
+
+    >>> prefer({"root": 900.0, "row": 908.0}, 1000, "root"), prefer({"root": 900.0, "row": 930.0}, 1000, "root")
+    ('root', 'row')
+    """
+    best = max(hits, key=lambda candidate: (hits[candidate], candidate == usual))
+    error = math.sqrt(max(n_rows - hits[usual], 1.0))
+    return best if hits[best] - hits[usual] > 1 + CLEARLY * error else usual
 
 
 def _with_neighbours(table: Tensor) -> Tensor:

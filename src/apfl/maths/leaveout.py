@@ -19,21 +19,22 @@ V is exact (`whiten`), or comes from a sketch that the server sends, d x m numbe
 
 from __future__ import annotations
 
-import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from apfl.errors import InputError, not_finite
+from apfl.maths.hat import Hat, HatBasis, fit_refinement, hat_basis, hat_of
 from apfl.maths.leaveout_groups import Groups
-from apfl.maths.ridge import Statistics, gram, one_hot
+from apfl.maths.ridge import Statistics, one_hot
 
 __all__ = [
     "HatBasis",
@@ -42,9 +43,11 @@ __all__ = [
     "echo",
     "fit_refinement",
     "hat_basis",
+    "hat_of",
     "leaving",
     "leverage_sketch",
     "n_repeated",
+    "row_hashes",
     "whiten",
     "with_copies",
 ]
@@ -53,43 +56,19 @@ MOST_LEVERAGE = 0.99  # a sketched q may come out at 1 or more
 EXACT_MOST_LEVERAGE = 1 - 1e-10  # an exact one only by rounding
 MOST_SKETCHED = 0.8  # with 128 columns, 1 - q is then known to half of itself
 REPEATED = 0.02
+# Of a left-out refinement, relative to the largest residual: rounding. If nothing of a class is left behind, its score
+# is zero, and must not decide between classes that are level.
+NOTHING = 1e-12
+Hashes = NDArray[np.int64]
+_HASHED = 2**15  # entries at a time, so that they stay in the cache
 ECHO = 2**14  # buckets: 1 to 4 % of rows that repeat another client's show, for up to 100,000 rows; fewer do no harm
 
 
-@dataclass(frozen=True, eq=False)
-class HatBasis:
-    """H for every beta at once: H = U diag(s / (s + beta)) U', from one eigendecomposition."""
-
-    basis: Tensor  # U (n, r), orthonormal columns
-    values: Tensor  # s (r,)
-
-    def shrink(self, beta: float) -> Tensor:
-        """s / (s + beta), (r,)."""
-        return self.values / (self.values + beta)
-
-    def keep(self, beta: float) -> Tensor:
-        """1 - shrink, without the cancellation."""
-        return beta / (self.values + beta)
-
-
-def hat_basis(psi: Tensor) -> HatBasis:
-    """From the n x n or the d x d product of psi (n, d), whichever is smaller."""
-    psi = psi.to(torch.float64)
-    n, d = psi.shape
-    values, vectors = torch.linalg.eigh(gram(psi))  # reads the lower triangle
-    real = values > n * d * torch.finfo(torch.float64).eps * values[-1].clamp_min(0)
-    values, vectors = values[real], vectors[:, real]
-    if n < d:
-        return HatBasis(vectors, values)
-    # Of small eigenvalues few digits are right; columns divided by their roots would not quite have length 1.
-    columns = psi @ vectors
-    return HatBasis(columns / columns.norm(dim=0), columns.square().sum(0))
-
-
 def whiten(phi: Tensor, factor: Tensor) -> Tensor:
-    """V = Phi_k L'^-1 (n, d), so that C = V V'; ``factor`` is L, of the summed system."""
-    columns: Tensor = torch.linalg.solve_triangular(factor, phi.to(torch.float64).T, upper=False)
-    return columns.T
+    """V = Phi_k L'^-1 (..., n, d), so that C = V V'; ``factor`` is L, of the summed system."""
+    rows = phi.to(torch.float64).flatten(0, -2)
+    columns: Tensor = torch.linalg.solve_triangular(factor, rows.T, upper=False)
+    return columns.T.view(phi.shape)
 
 
 def leverage_sketch(factor: Tensor, m: int, seed: int) -> Tensor:
@@ -106,20 +85,20 @@ class Leaving(NamedTuple):
     copies: Tensor  # bool (n,)
 
 
-def leaving(features: Tensor, labels: Tensor, groups: Tensor | None) -> Leaving:
+def leaving(features: Tensor, labels: Tensor, groups: Tensor | None, hashes: Hashes | None = None) -> Leaving:
     """Copies leave together, because they would vouch for each other, and so do given groups.
 
     Equal rows with equal labels are copies, unless the labels of equal rows differ in more than `REPEATED` of them:
     then they are repeated measurements, as in a table of few discrete columns, and each is evidence of its own.
-    Groups that hold copies become one.
+    Groups that hold copies become one. ``hashes`` are those of `row_hashes`, if they are known.
 
     >>> groups, copies = leaving(torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([0, 1, 0]), None)
     >>> groups.tolist(), copies.tolist()
     ([0, 1, 0], [False, False, True])
     """
-    places: dict[bytes, int] = {}
-    first = np.array([places.setdefault(row, i) for i, row in enumerate(_as_bytes(features))])
-    own, n = labels.cpu().numpy(), len(features)
+    n = len(features)
+    first = _first_equal(features, row_hashes(features) if hashes is None else hashes)
+    own = labels.cpu().numpy()
     differs = own != own[first]
     repeated = int((np.bincount(first, minlength=n)[first] > 1).sum())
     if not repeated or differs.sum() > REPEATED * repeated:
@@ -138,7 +117,7 @@ def with_copies(stats: Statistics, features: Tensor, copies: Tensor) -> Statisti
     return replace(stats, n_copies=int(copies.sum()), echo=echo(features))
 
 
-def echo(features: Tensor) -> Tensor:
+def echo(features: Tensor, hashes: Hashes | None = None) -> Tensor:
     """How many of a client's distinct rows a hash puts into each of `ECHO` buckets, (ECHO,), int64.
 
     Summed over clients: a row that stands at several fills one bucket only, so the share of empty buckets tells how
@@ -148,9 +127,8 @@ def echo(features: Tensor) -> Tensor:
     >>> n_repeated(echo(rows)), 280 < n_repeated(echo(rows) + echo(rows)) < 320
     (0.0, True)
     """
-    hashes = {hashlib.blake2b(row, digest_size=8).digest() for row in _as_bytes(features.double())}
-    places = np.array([int.from_bytes(each) % ECHO for each in hashes], dtype=np.int64)
-    return torch.from_numpy(np.bincount(places, minlength=ECHO))
+    distinct = np.unique(row_hashes(features) if hashes is None else hashes)
+    return torch.from_numpy(np.bincount(distinct % ECHO, minlength=ECHO))
 
 
 def n_repeated(summed: Tensor) -> float:
@@ -164,25 +142,57 @@ def n_repeated(summed: Tensor) -> float:
     return repeated if repeated > 4 * math.sqrt(ECHO * (math.exp(load) - load - 1)) else 0.0
 
 
-def _as_bytes(features: Tensor) -> list[bytes]:
-    """Equal rows as equal bytes."""
-    rows = np.ascontiguousarray((features + 0.0).cpu().numpy())  # + 0.0: a negative zero equals zero
-    return [row.tobytes() for row in rows]
+def row_hashes(features: Tensor) -> Hashes:
+    """A hash of 64 bits for each row, the same on every machine and device, int64 (n,).
+
+    The sum of the entries' bits, each times an odd number of its own, modulo 2^64: rows that differ have the same one
+    by chance alone (Dietzfelbinger et al., 1997). Whoever wants to can make two such rows; a copy is therefore told by
+    comparing the rows themselves.
+    """
+    multipliers = torch.from_numpy(np.random.Philox(key=0).random_raw(features.shape[1]).view(np.int64) | 1)
+    multipliers = multipliers.to(features.device)
+    step = max(1, _HASHED // max(1, features.shape[1])) if features.device.type == "cpu" else max(1, len(features))
+    parts = [_mixed(rows, multipliers) for rows in torch.split(features, step)]
+    return torch.cat(parts).cpu().numpy() if parts else np.zeros(0, np.int64)
+
+
+def _mixed(rows: Tensor, multipliers: Tensor) -> Tensor:
+    bits = (rows.double() + 0.0).view(torch.int64)  # + 0.0: a negative zero equals zero
+    bits = bits ^ (bits >> 32)  # of float32 the lower bits are zero
+    mixed = (bits * multipliers).sum(1)
+    for factor in (-0x00AE502812AA7333, -0x3B314601E57A13AD):  # the finaliser of MurmurHash3: every bit decides all
+        mixed = (mixed ^ (mixed >> 33)) * factor
+    return mixed ^ (mixed >> 33)
+
+
+def _first_equal(features: Tensor, hashes: Hashes) -> Hashes:
+    """For each row the place of the first row that equals it, (n,)."""
+    _, where, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    first, own = where[inverse], np.arange(len(hashes))
+    later = np.flatnonzero(first != own)
+    if len(later):
+        places = [torch.from_numpy(at[later]).to(features.device) for at in (own, first)]
+        equal = (features[places[0]] == features[places[1]]).all(1).cpu().numpy()
+        other = later[~equal]  # of the same hash by chance, or by somebody's intent
+        if len(other):
+            first[other] = other[_first_equal(features[torch.from_numpy(other).to(features.device)], hashes[other])]
+    return first
 
 
 @dataclass(frozen=True, eq=False)
 class LeftOut:
     """One client's rows, each (or each group) left out of both streams, for any beta.
 
-    ``primary`` is the left-out residual of the primary stream; `refinement` the left-out refinement; both (n, c).
+    ``primary`` is the left-out residual of the primary stream; `refinement` the left-out refinement; both (n, c). With
+    rows of several clients at once (b, n, ...), which have no groups, everything has their dimension in front.
     """
 
-    hat: HatBasis
+    hat: Hat
     whitened: Tensor  # V (n, any)
     residual: Tensor  # E (n, c)
     groups: Tensor | None = None  # (n,); without them every row is a group of its own
     sketched: bool = False  # whether V comes from a sketch
-    copies: Tensor | None = None  # bool (n,): copies of an earlier row
+    copies: Tensor | None = None  # bool (n,): copies of an earlier row, and rows that fill up
 
     @property
     def judged(self) -> Tensor:
@@ -211,91 +221,66 @@ class LeftOut:
         """The share of `clipped_rows` among all rows."""
         return float(self.clipped_rows.double().mean())
 
-    def noise(self, labels: Tensor) -> float:
-        """By how many hits of the primary alone a second dose of the sketch's noise in q would flatter or harm them."""
-        if not self.sketched:
-            return 0.0
-        spread = math.sqrt(2 / self.whitened.shape[1])
-        own = one_hot(labels, self.residual.shape[1]).to(self.residual)
+    def noise(self, labels: Tensor) -> Tensor:
+        """By how many hits of the primary alone a second dose of the sketch's noise in q would flatter or harm them.
 
-        def right(dose: float) -> int:
+        Of each client, (): float64.
+        """
+        if not self.sketched:
+            return self._own_hat.new_zeros(labels.shape[:-1])
+        spread = math.sqrt(2 / self.whitened.shape[-1])
+        own, judged = one_hot(labels, self.residual.shape[-1]).to(self.residual), self.judged
+
+        def right(dose: float) -> Tensor:
             leverage = (self._own_hat * (1 + dose)).clamp_max(self._most)
-            return int(((own - self.residual / (1 - leverage)[:, None]).argmax(1) == labels)[self.judged].sum())
+            scores = own - self.residual / (1 - leverage)[..., None]
+            return ((scores.argmax(-1) == labels) & judged).sum(-1).double()
 
         return (right(spread) + right(-spread)) / 2 - right(0.0)
 
     @cached_property
     def primary(self) -> Tensor:
         """Y minus the left-out score of the primary stream, (n, c)."""
-        return self._grouped.primary if self._grouped else self.residual / (1 - self.leverage)[:, None]
+        return self._grouped.primary if self._grouped else self.residual / (1 - self.leverage)[..., None]
 
     def refinement(self, beta: float) -> Tensor:
         """The left-out score of the refinement stream, (n, c)."""
-        if beta not in self._refinements:
-            self._refinements[beta] = self._leave_rows(beta) if self._grouped is None else self._leave_groups(beta)
-        return self._refinements[beta]
+        return self.refinements([beta])[0]
+
+    def refinements(self, betas: Sequence[float]) -> Tensor:
+        """The left-out scores of the refinement stream for each beta, (betas, n, c)."""
+        key = tuple(betas)
+        if key not in self._refinements:
+            left = self._leave_rows(key) if self._grouped is None else self._leave_groups(key)
+            self._refinements[key] = torch.nn.functional.hardshrink(left, NOTHING * float(self.residual.abs().max()))
+        return self._refinements[key]
 
     @cached_property
-    def _refinements(self) -> dict[float, Tensor]:
-        """By beta: they are asked for to count hits, and again for the scores themselves."""
+    def _refinements(self) -> dict[tuple[float, ...], Tensor]:
+        """By betas: they are asked for to count hits, and again for the scores themselves."""
         return {}
 
-    def _leave_groups(self, beta: float) -> Tensor:
-        assert self._grouped is not None
-        return self._grouped.refinement(self.hat.shrink(beta), self.hat.keep(beta))
+    def _leave_groups(self, betas: Sequence[float]) -> Tensor:
+        grouped, hat = self._grouped, self.hat
+        assert grouped is not None
+        assert isinstance(hat, HatBasis)
+        return torch.stack([grouped.refinement(hat.shrink(beta), hat.keep(beta)) for beta in betas])
 
-    def _leave_rows(self, beta: float) -> Tensor:
-        basis, shrink = self.hat.basis, self.hat.shrink(beta)
-        squares = basis.square()
-        h = squares @ shrink
-        # 1 - h as a sum of positive terms: subtracting h from 1 cancels at small beta.
-        rest = squares @ self.hat.keep(beta) + (1 - squares.sum(1)).clamp_min(0)
-        fitted = basis @ (shrink[:, None] * (basis.T @ self.residual)) - h[:, None] * self.residual
-        moved = (basis * self._primary_hat_of_basis) @ shrink - h * self._own_hat  # sum over j != i of H_ij C_ji
-        return (fitted + moved[:, None] * self.primary) / rest[:, None]
+    def _leave_rows(self, betas: Sequence[float]) -> Tensor:
+        h, rest, fitted, moved = self.hat.parts(betas, self.residual, self.whitened)
+        moved -= h * self._own_hat[..., None]  # the sum over j != i of H_ij C_ji
+        own = moved / (1 - self.leverage)[..., None] - h  # of the row's own residual: H_ii leaves, C_ji comes
+        left = fitted.addcmul_(own[..., None], self.residual[..., None, :]).div_(rest[..., None])
+        return left.movedim(-2, 0)
 
     @cached_property
     def _grouped(self) -> Groups | None:
         if self.groups is None:
             return None
+        assert isinstance(self.hat, HatBasis), "groups need a basis"
         return Groups(self.groups, self.hat.basis, self.whitened, self.residual, self._most)
 
     @cached_property
     def _own_hat(self) -> Tensor:
         """q before clipping, (n,)."""
-        return self.whitened.square().sum(1)
-
-    @cached_property
-    def _primary_hat_of_basis(self) -> Tensor:
-        """C U, (n, r): with it the sum over j of H_ij C_ji costs n r for each beta."""
-        return self.whitened @ (self.whitened.T @ self.hat.basis)
-
-
-def fit_refinement(psi: Tensor, residual: Tensor, ridge: float) -> Tensor:
-    """``P = argmin |residual - psi P|^2 + ridge |P|^2``, (d, c), in float64.
-
-    Primal (d x d) or dual (n x n) by whichever is smaller; the answer is the same. The paper uses the primal form.
-
-    >>> psi = torch.eye(2, dtype=torch.float64)
-    >>> fit_refinement(psi, psi, ridge=3.0).tolist()
-    [[0.25, 0.0], [0.0, 0.25]]
-    """
-    psi, residual = psi.to(torch.float64), residual.to(torch.float64)
-    n, d = psi.shape
-    if not ridge > 0:
-        raise InputError(f"ridge {ridge} given for the refinement stream; it must be greater than 0")
-    if n < d:  # P = psi' (psi psi' + ridge I)^-1 residual
-        # Written as (alpha' psi)' because LAPACK's alpha is column-major, for which this product is twice as fast.
-        return (_solve_lower(gram(psi), residual, ridge).T @ psi).T.contiguous()
-    return _solve_lower(gram(psi), psi.T @ residual, ridge).contiguous()
-
-
-def _solve_lower(system: Tensor, right: Tensor, ridge: float) -> Tensor:
-    system.diagonal().add_(ridge)
-    factor, failed = torch.linalg.cholesky_ex(system)
-    solution = torch.cholesky_solve(right, factor)
-    if int(failed) or not bool(torch.isfinite(solution).all()):
-        if not bool(torch.isfinite(system.diagonal()).all()) or not bool(torch.isfinite(right).all()):
-            raise not_finite("the features")
-        raise InputError(f"the refinement system with ridge {ridge:g} cannot be solved: use a larger ridge")
-    return solution
+        return self.whitened.square().sum(-1)

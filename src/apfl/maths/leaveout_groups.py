@@ -87,10 +87,10 @@ class Groups:
         begins, blocks, start = torch.empty_like(sizes), [], 0
         for level in torch.unique(levels).tolist():
             size, alike = int(sizes[levels == level].max()), torch.nonzero(levels == level)[:, 0]
-            for some in torch.split(alike, max(BLOCK_ROWS // size, 1)):
-                begins[some] = start + size * torch.arange(len(some), device=sizes.device)
-                blocks.append(Block(start, len(some), size))
-                start += len(some) * size
+            for block in torch.split(alike, max(BLOCK_ROWS // size, 1)):
+                begins[block] = start + size * torch.arange(len(block), device=sizes.device)
+                blocks.append(Block(start, len(block), size))
+                start += len(block) * size
         together = torch.argsort(member, stable=True)
         places = (begins - sizes.cumsum(0) + sizes)[member[together]] + torch.arange(len(member), device=sizes.device)
         return blocks, torch.empty_like(places).index_copy_(0, together, places).to(self.basis.device)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from apfl.errors import InputError
 
-__all__ = ["available", "check_width", "n_cores", "n_workers", "needed", "over_clients"]
+__all__ = ["available", "check_width", "n_cores", "n_workers", "needed", "over_clients", "threads", "widest"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -49,6 +50,26 @@ def over_clients(work: Callable[[T], R], clients: Sequence[T], device: torch.dev
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def threads(n: int | None) -> Iterator[None]:
+    """torch and BLAS with this many threads, for a while; None leaves them as they are.
+
+    On a busy machine one thread can be many times as fast as two: the second waits, and the first for it.
+    """
+    if n is None:
+        yield
+        return
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise InputError(f"threads={n!r} given; allowed: a whole number of at least 1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        with threadpool_limits(n):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
 log = logging.getLogger(__name__)
 
 
@@ -71,6 +92,13 @@ def needed(width: int, n_rows: int, workers: int) -> int:
     return int(1.125 * (8 * width**2 * (workers + 2) + 4 * width * n_rows))
 
 
+def widest(n_rows: int, workers: int, device: torch.device) -> int | None:
+    """The widest power of two that fits; None if none does or if the system does not say how much is free."""
+    have = available(device)
+    widths = (2**power for power in range(20, 3, -1))
+    return None if have is None else next((each for each in widths if needed(each, n_rows, workers) <= have), None)
+
+
 def check_width(width: int, n_rows: int, workers: int, device: torch.device) -> None:
     """Say what a run of this width takes; refuse it, with the widest that fits, if there is not that much."""
     take, have = needed(width, n_rows, workers), available(device)
@@ -78,7 +106,7 @@ def check_width(width: int, n_rows: int, workers: int, device: torch.device) -> 
         log.info("width %d for %d rows takes about %.1f GB of memory", width, n_rows, take / 1e9)
     if have is None or take <= have:
         return
-    fits = next((w for w in (2**power for power in range(20, 3, -1)) if needed(w, n_rows, workers) <= have), None)
+    fits = widest(n_rows, workers, device)
     remedy = f"the widest power of two that fits is d_primary={fits}" if fits else "use fewer rows or another machine"
     want = f"d_primary={width} with {n_rows} rows needs about {take / 1e9:.1f} GB"
     raise InputError(f"{want} and {have / 1e9:.1f} GB are free: {remedy}")

@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from apfl.errors import InputError, unknown
-from apfl.maths.machine import available
+from apfl.maths.machine import available, over_clients
 
-__all__ = ["ACTIVATIONS", "Activation", "FeatureMap", "random_map", "raw_map"]
+__all__ = ["ACTIVATIONS", "Activation", "FeatureMap", "normals", "random_map", "raw_map"]
 
+_DRAWN = 2**16  # numbers at a time
 Activation = Literal["relu", "leaky_relu", "gelu", "tanh", "sigmoid", "hardswish", "softshrink", "identity", "cosine"]
 # The paper's eight, in the paper's order; and cosine; each may overwrite its argument.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -46,6 +47,9 @@ class FeatureMap:
     """Z (n, n_in) -> act(Z R) (n, d), with a column of ones appended if ``intercept``.
 
     Make one with `random_map` or `raw_map`. Computes in the dtype of its argument.
+
+    >>> random_map(4, 8, intercept=True)
+    FeatureMap(4 -> 9, relu, seed 0)
     """
 
     n_in: int
@@ -55,6 +59,10 @@ class FeatureMap:
     offset: Tensor | None = None  # b (d,), only with cosine
     scale: float = 1.0  # only with cosine
     intercept: bool = False
+
+    def __repr__(self) -> str:
+        drawn = "the features as they are" if self.matrix is None else f"{self.activation}, seed {self.seed}"
+        return f"FeatureMap({self.n_in} -> {self.width}, {drawn})"
 
     @property
     def width(self) -> int:
@@ -142,20 +150,39 @@ def random_map(
     if not 0 <= seed < 2**64:
         raise InputError(f"seed {seed} given; it must be a whole number from 0 to 2^64 - 1")
     have = available(torch.device("cpu"))
-    if have is not None and 32 * n_in * d > have:  # words, uniforms, normals and the float32 matrix
-        raise InputError(
-            f"a map from {n_in} to {d} features takes {32 * n_in * d / 1e9:.0f} GB to draw; use a smaller width"
-        )
-    # Key and counter are given outright: no seed expansion that a numpy release could change.
-    words = np.random.Philox(key=seed, counter=0)
-    normal = ndtri(_uniform(words, n_in * d)) / math.sqrt(n_in)
-    matrix = torch.from_numpy(normal.astype(np.float32).reshape(n_in, d))
+    if have is not None and 4 * n_in * d > have:
+        raise InputError(f"a map from {n_in} to {d} features takes {4 * n_in * d / 1e9:.0f} GB; use a smaller width")
+    matrix = torch.empty(n_in, d)
+    _draw_normals(seed, matrix, math.sqrt(n_in))
     if activation != "cosine":
         return FeatureMap(n_in, matrix, activation, seed, intercept=intercept)
-    offset = torch.from_numpy((2 * math.pi * _uniform(words, d)).astype(np.float32))
+    offset = torch.from_numpy((2 * math.pi * _uniform(seed, n_in * d, d)).astype(np.float32))
     return FeatureMap(n_in, matrix, activation, seed, offset, scale, intercept)
 
 
-def _uniform(words: np.random.Philox, n: int) -> np.ndarray:
-    """n numbers strictly inside (0, 1), each from the upper 53 bits of one raw word."""
-    return ((words.random_raw(n) >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
+def normals(seed: int, *shape: int) -> Tensor:
+    """Standard normal variates, float64, that are the same everywhere but for the last digits of scipy's `ndtri`."""
+    drawn = torch.empty(shape, dtype=torch.float64)
+    _draw_normals(seed, drawn)
+    return drawn
+
+
+def _draw_normals(seed: int, into: Tensor, over: float = 1.0) -> None:
+    """Fill a tensor, by blocks that stay in the cache, on all cores."""
+    flat = into.view(-1).numpy()
+
+    def fill(start: int) -> None:
+        stop = min(start + _DRAWN, len(flat))
+        flat[start:stop] = ndtri(_uniform(seed, start, stop - start)) / over
+
+    over_clients(fill, range(0, len(flat), _DRAWN), torch.device("cpu"))
+
+
+def _uniform(seed: int, start: int, n: int) -> np.ndarray:
+    """n numbers strictly inside (0, 1), each from the upper 53 bits of a raw word of Philox, from one place on.
+
+    Key and counter are given outright: no seed expansion that a numpy release could change. A counter has four words.
+    """
+    counter, skipped = divmod(start, 4)
+    words = np.random.Philox(key=seed, counter=counter).random_raw(skipped + n)[skipped:]
+    return ((words >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53

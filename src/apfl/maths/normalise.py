@@ -6,6 +6,7 @@ row          z * sqrt(l) / |z|     needs nothing from anyone else
 standardise  (z - mean) / std      needs the federation's moments, which add like statistics do
 columns      standardised (by one std for all if there are many columns of like scales), a constant sqrt(l) appended,
              then as row: for tables, whose columns have units of their own and whose rows' lengths carry information
+centred      rows of root, centred and over one std for all columns, a constant sqrt(l) appended, then as row
 none         z
 auto         one of the first three kinds, from the federation's moments alone (default of `apfl`): see `resolve`
 """
@@ -27,38 +28,87 @@ __all__ = [
     "Normalise",
     "Normaliser",
     "check_features",
+    "described",
     "moments",
     "needs_moments",
     "normaliser",
+    "one_sided",
     "resolve",
 ]
 
-Normalise = Literal["root", "row", "standardise", "columns", "none"]
+Normalise = Literal["root", "row", "standardise", "columns", "centred", "none"]
+WITH_CONSTANT = ("columns", "centred")  # a constant column is appended
+_ROWS = 1024  # at a time, so that they stay in the cache
 FEW_COLUMNS = 32  # a table: the direction of so short a row says too little without its length
 UNLIKE_SCALES = 30.0  # largest over median standard deviation of columns; a network's pooled features have 4 to 6
 FAR_FROM_ZERO = 10.0  # median over columns of |mean| / std; pooled activations have 0.5
 ONE_SIDED = 0.2  # mean over columns of mean / rms: 0.45 for pooled activations, 0 for signed embeddings
+# Variance over rows of the mean log |entry|: rows that differ in size by orders of magnitude, in all columns at once.
+# Independent columns have at most 1.3 over their number; a row in other units than the next tells by its direction.
+UNLIKE_SIZES = 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """First and second moments of feature columns; additive over clients."""
+    """First and second moments of feature columns, and of the sizes of rows; additive over clients."""
 
     n_samples: int
     sums: Tensor  # (l,), float64
     squares: Tensor  # (l,), float64
+    sizes: Tensor  # (3,), float64: how many rows are not zero; sum and squares of their mean log |entry|
+    of: str = "none"  # the normalisation of the rows that they are moments of
 
     def __add__(self, other: Moments) -> Moments:
-        return Moments(self.n_samples + other.n_samples, self.sums + other.sums, self.squares + other.squares)
+        return self._combine(other, +1)
 
     def __sub__(self, other: Moments) -> Moments:
-        return Moments(self.n_samples - other.n_samples, self.sums - other.sums, self.squares - other.squares)
+        return self._combine(other, -1)
+
+    def _combine(self, other: Moments, sign: int) -> Moments:
+        return Moments(
+            self.n_samples + sign * other.n_samples, self.sums + sign * other.sums,
+            self.squares + sign * other.squares, self.sizes + sign * other.sizes, self.of,
+        )  # fmt: skip
+
+    @property
+    def mean(self) -> Tensor:
+        """Of each column, (l,)."""
+        return self.sums / self.n_samples
+
+    @property
+    def variance(self) -> Tensor:
+        """Of each column, (l,)."""
+        return (self.squares / self.n_samples - self.mean.square()).clamp_min(0)
+
+    @property
+    def variance_of_sizes(self) -> float:
+        """Over rows, of their mean log |entry|."""
+        n, total, squares = self.sizes.tolist()
+        mean = total / (n or 1.0)
+        return squares / n - mean * mean if n else 0.0  # not ** 2, which raises if it overflows: clients send these
 
 
-def moments(features: Tensor) -> Moments:
-    """The moments of one client's features (n, l)."""
-    rows = features.to(torch.float64)
-    return Moments(len(rows), rows.sum(0), rows.square().sum(0))
+def moments(features: Tensor, of: Normalise = "none") -> Moments:
+    """The moments of one client's features (n, l), as they are or at ``row`` or ``root``, where all have one size."""
+    rows = Normaliser(of)(features)
+    sizes = _sizes(rows) if of == "none" else torch.zeros(3, dtype=torch.float64, device=rows.device)
+    parts = torch.split(rows, _ROWS)  # in double precision: a column far from zero has few digits beyond its mean
+    sums = sum(part.sum(0, dtype=torch.float64) for part in parts)
+    squares = sum(part.double().square().sum(0) for part in parts)
+    zeros = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    return Moments(len(rows), zeros + sums, zeros + squares, sizes, of)
+
+
+def described(how: str, features: Tensor) -> Moments:
+    """The moments that the normalisation ``how`` is made from."""
+    return moments(features, "root" if how == "centred" else "none")
+
+
+def _sizes(rows: Tensor) -> Tensor:
+    """How many rows are not zero, and the sum and the squares of their mean log |entry| over entries that are not."""
+    entries = (rows != 0).sum(1)
+    logs = torch.where(rows == 0, 1.0, rows).abs().log().sum(1, dtype=torch.float64)[entries > 0] / entries[entries > 0]
+    return torch.stack([logs.new_tensor(float(len(logs))), logs.sum(), logs.square().sum()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +121,8 @@ class Normaliser:
     """
 
     how: Normalise = "row"
-    mean: Tensor | None = None  # (l,), float64, only with standardise and columns
-    std: Tensor | None = None  # (l,), float64, only with standardise and columns
+    mean: Tensor | None = None  # (l,), float64, only with standardise, columns and centred
+    std: Tensor | None = None  # (l,), float64, only with standardise, columns and centred
 
     def __call__(self, features: Tensor) -> Tensor:
         if self.how == "none":
@@ -80,13 +130,15 @@ class Normaliser:
         if self.how == "row":
             return _to_length(features)
         if self.how == "root":
-            return _to_length(features.sign() * features.abs().sqrt())
+            return _rooted(features)
         if self.mean is None or self.std is None:
             raise InputError(f"this normaliser has no mean and std: make it with normaliser('{self.how}', moments)")
         if features.shape[1:] != self.mean.shape:
             raise InputError(
                 f"features of shape {tuple(features.shape)} given; this model was made for (n, {len(self.mean)})"
             )
+        if self.how == "centred":
+            features = _rooted(features)
         # In float64: a column far from zero has few digits left once its mean is gone, and a std may be below float32.
         mean, std = self.mean.to(features.device), self.std.to(features.device)
         scaled = ((features.to(torch.float64) - mean) / std).to(features)
@@ -97,7 +149,11 @@ class Normaliser:
 
     def width(self, n_features: int) -> int:
         """How many columns come out of ``n_features``."""
-        return n_features + (self.how == "columns")
+        return n_features + (self.how in WITH_CONSTANT)
+
+
+def _rooted(features: Tensor) -> Tensor:
+    return _to_length(features.sign() * features.abs().sqrt())
 
 
 def _to_length(features: Tensor) -> Tensor:
@@ -123,19 +179,21 @@ def _from_the_largest(features: Tensor) -> Tensor:
 
 def needs_moments(how: str) -> bool:
     """Whether clients have to add up their moments first."""
-    return how in ("auto", "standardise", "columns")
+    return how in ("auto", "standardise", *WITH_CONSTANT)
 
 
 def resolve(how: str, shared: Moments | None) -> str:
     """The normalisation that ``auto`` stands for; any other as it is.
 
-    ``columns`` for a table (few columns, columns of very different scales, or far from zero), ``root`` for features
-    on one side of zero, as a network's pooled activations are, and ``row`` for signed ones.
+    ``columns`` for a table (few columns, columns of very different scales, or far from zero), unless whole rows differ
+    in size by orders of magnitude, which leaves nothing of most rows beside the largest; ``root`` for features on one
+    side of zero, as a network's pooled activations are, and ``row`` for signed ones.
 
     >>> resolve("auto", moments(torch.rand(50, 64))), resolve("auto", moments(torch.randn(50, 64)))
     ('root', 'row')
-    >>> resolve("auto", moments(torch.rand(50, 4)))
-    'columns'
+    >>> table, sizes = torch.rand(50, 4), torch.logspace(-3, 3, 50)[:, None]
+    >>> resolve("auto", moments(table)), resolve("auto", moments((table - 0.5) * sizes))
+    ('columns', 'row')
     """
     if how != "auto":
         return how
@@ -143,11 +201,16 @@ def resolve(how: str, shared: Moments | None) -> str:
         raise InputError("normalise='auto' needs the moments of at least one sample")
     mean, std, constant = _mean_and_std(shared)
     far = float((mean.abs() / std)[~constant].median()) if not bool(constant.all()) else 0.0
-    if _of_their_own(std[~constant], len(std)) or far > FAR_FROM_ZERO:
+    table = _of_their_own(std[~constant], len(std)) or far > FAR_FROM_ZERO
+    if table and shared.variance_of_sizes <= UNLIKE_SIZES:
         return "columns"
+    return "root" if one_sided(shared) else "row"
+
+
+def one_sided(shared: Moments) -> bool:
+    """Whether the features stand on one side of zero, as a network's pooled activations do."""
     rms = (shared.squares / shared.n_samples).sqrt()
-    one_sided = float((mean / rms)[rms > 0].mean()) if bool((rms > 0).any()) else 0.0
-    return "root" if one_sided > ONE_SIDED else "row"
+    return bool((rms > 0).any()) and float((shared.mean / rms)[rms > 0].mean()) > ONE_SIDED
 
 
 def normaliser(how: str, shared: Moments | None = None) -> Normaliser:
@@ -159,8 +222,10 @@ def normaliser(how: str, shared: Moments | None = None) -> Normaliser:
         return Normaliser(how)  # type: ignore[arg-type]
     if shared is None or shared.n_samples < 1:
         raise InputError(f"normalise='{how}' needs the moments of at least one sample")
+    if (how == "centred") != (shared.of == "root"):
+        raise InputError(f"normalise='{how}' with moments of rows at '{shared.of}' given; make them with `described`")
     mean, std, constant = _mean_and_std(shared)
-    if how == "columns" and not _of_their_own(std[~constant], len(std)):
+    if how == "centred" or (how == "columns" and not _of_their_own(std[~constant], len(std))):
         std = std.square().mean().sqrt().expand(len(std))  # columns alike: how much one varies may be what matters
     return Normaliser(how, mean, torch.where(constant, 1.0, std))  # type: ignore[arg-type]
 
@@ -172,7 +237,7 @@ def _of_their_own(std: Tensor, n_features: int) -> bool:
 
 def _mean_and_std(shared: Moments) -> tuple[Tensor, Tensor, Tensor]:
     """Of each column, and whether it is constant: then it is centred and left unscaled."""
-    mean = shared.sums / shared.n_samples
+    mean = shared.mean
     variance = shared.squares / shared.n_samples - mean.square()
     if not bool(torch.isfinite(variance).all()):
         raise not_finite("the moments of the features")

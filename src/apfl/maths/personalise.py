@@ -2,15 +2,15 @@
 
     gamma                  generalised cross-validation of the sums, at the server (`gcv`)
     beta, balance, tau     left-out hits of both streams, added over clients (`hits`, `leaveout`)
+    weight                 the same for the federation; a client takes another only if its own rows say so clearly
 
-No row is held out and no test row is seen. What one client computes stands here once, in `leave_out` and `refine`:
-the method, its late clients, a site of a federation, the scikit-learn estimator and the oracle all use them.
+No row is held out and no test row is seen. What one client computes is in `refine`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -18,9 +18,23 @@ import torch
 from torch import Tensor
 
 from apfl.maths.gcv import choose_gamma, feature_energy
-from apfl.maths.hits import Grid, Scope, choose, grid, hits, left_out_prior, local_prior
-from apfl.maths.leaveout import LeftOut, fit_refinement, hat_basis, leverage_sketch, whiten
-from apfl.maths.ridge import Statistics, factorise, one_hot
+from apfl.maths.hits import Grid, Scope, best_of, choose, grid, prefer
+from apfl.maths.leaveout import leverage_sketch
+from apfl.maths.machine import available
+from apfl.maths.refine import (
+    LeftOutHits,
+    LeftOutScores,
+    Personal,
+    Rows,
+    Setting,
+    Shared,
+    leave_out,
+    leave_out_each,
+    refine,
+    refine_each,
+    stacked,
+)  # fmt: skip
+from apfl.maths.ridge import Statistics, factorise
 
 __all__ = [
     "Auto",
@@ -31,36 +45,31 @@ __all__ = [
     "Personalised",
     "Primary",
     "Rows",
+    "Setting",
     "Shared",
     "leave_out",
+    "own_weight",
+    "own_weights",
     "personalise",
     "refine",
+    "refine_all",
     "solve_primary",
     "width_for",
 ]
 
 Auto = Literal["auto"]
-Setting = tuple[float, float, float]  # beta, balance, tau
+T = TypeVar("T")
 R = TypeVar("R")
+NAMES = ("beta", "balance", "tau")
+WEIGHTS = (1.0, 0.0)  # on the primary, that are tried; those between never gained anything (docs/results/landmarks.md)
+CLEARLY = 1.0  # standard errors, and one row, by which a weight must beat the federation's on a client's own rows
 FEW_ROWS = 250  # with fewer, the best of 882 settings flatters itself, and no left-out accuracy is stated
 MOST_NOISE = 0.01  # left-out accuracy that a second dose of the sketch's noise may add or take away
+MOST_ARE_COPIED = 1.5  # clients that hold a row on average; with fewer, the mean is wrong for most rows
+MOST_KEPT = 2**31  # bytes of all clients' mapped rows and their decompositions
+ALIKE = 1.25  # clients whose sizes differ by no more than this factor are worked on at once
+ROWS_ON_A_CORE, ROWS_ON_A_GPU = 1024, 2**18  # that such clients have together; a larger client stands alone
 MOST_UNJUDGED = 0.05  # share of rows that cannot be judged beyond which no left-out accuracy is stated
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """One client's rows as the streams see them; ``groups`` and ``copies`` are those of `leaveout.leaving`."""
-
-    phi: Tensor  # (n, d_P)
-    psi: Tensor  # (n, d_R)
-    labels: Tensor  # (n,)
-    groups: Tensor | None = None  # (n,)
-    copies: Tensor | None = None  # bool (n,)
-    seen: Tensor | None = None  # bool (n,): rows behind the primary; without it, all
-
-    @property
-    def n_copies(self) -> int:
-        return 0 if self.copies is None else int(self.copies.sum())
 
 
 @dataclass(frozen=True)
@@ -72,11 +81,18 @@ class Choice:
     tau: float | Auto
     scope: Scope
     smoothing: float  # of the label counts behind the local prior
+    weight: float | Auto = 1.0
+    cautious: bool = False  # with scope "client": whether to leave the usual setting only if own rows clearly say so
 
     @property
     def open(self) -> bool:
         """Whether anything is left to choose."""
-        return "auto" in (self.beta, self.balance, self.tau)
+        return "auto" in (self.beta, self.balance, self.tau, self.weight)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The weights on the primary to try, the usual one first."""
+        return WEIGHTS if self.weight == "auto" else (float(self.weight),)
 
     def fixed(self, name: str) -> float | None:
         """The value of a setting, None if it is to be chosen."""
@@ -86,39 +102,6 @@ class Choice:
     def grid(self, unit: float) -> Grid:
         """The settings to try; ``unit`` is the mean squared length of a row of Psi."""
         return grid(unit, beta=self.fixed("beta"), balance=self.fixed("balance"), tau=self.fixed("tau"))
-
-
-@dataclass(frozen=True, eq=False)
-class Shared:
-    """What a client is given of the primary stream. The factor never leaves a process: it tells the summed system."""
-
-    weights: Tensor  # G (d_P, c)
-    class_counts: Tensor  # of the rows behind it (c,)
-    sketch: Tensor | None = None  # of its leverage (d_P, m)
-    factor: Tensor | None = None  # instead of the sketch, for exact leverage (d_P, d_P)
-
-    def residual(self, rows: Rows) -> Tensor:
-        """E = Y - Phi_k G, (n, c): what the refinement is fitted to."""
-        return self._one_hot(rows) - rows.phi.to(torch.float64) @ self.weights
-
-    def counts(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Rows of each class at the client, and at everyone: rows that the primary has not seen are added."""
-        own = self._one_hot(rows)
-        unseen = own[:0] if rows.seen is None else own[~rows.seen]
-        return own.sum(0), self.class_counts + unseen.sum(0)
-
-    def whitened(self, rows: Rows) -> Tensor:
-        """V (n, any), with V V' the primary's hat matrix: zero for rows that it has not seen."""
-        phi = rows.phi.to(torch.float64)
-        if self.sketch is None:
-            assert self.factor is not None, "leverage needs a sketch or the factor"
-            columns = whiten(phi, self.factor)
-        else:
-            columns = phi @ self.sketch
-        return columns if rows.seen is None else columns * rows.seen[:, None]
-
-    def _one_hot(self, rows: Rows) -> Tensor:
-        return one_hot(rows.labels, self.weights.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,25 +125,21 @@ class Primary:
         return Shared(self.weights, self.stats.class_counts)
 
     def with_leverage(self, sketch_width: int, seed: int) -> Shared:
-        """What they need to leave rows out: a sketch of m columns too, or with 0 the factor itself."""
+        """What they need to leave rows out: a sketch of m columns too, or with 0 the factor itself.
+
+        Both are for a row *and its copies at other clients*, which nobody can see, but sums show how many there are: of
+        r equal rows that leave together the leverage is r times that of one, so each row has the mean number.
+        """
+        root = math.sqrt(self.copies_of_a_row)
         if sketch_width:
-            return replace(self.shared, sketch=leverage_sketch(self.factor, sketch_width, seed))
-        return replace(self.shared, factor=self.factor)
-
-
-@dataclass(frozen=True, eq=False)
-class Personal:
-    """What one client ends up with."""
-
-    refinement: Tensor  # P_k (d_R, c)
-    beta: float
-    balance: float
-    tau: float
-    prior: Tensor | None  # (c,)
+            return replace(self.shared, sketch=root * leverage_sketch(self.factor, sketch_width, seed))
+        return replace(self.shared, factor=self.factor if root == 1 else self.factor / root)
 
     @property
-    def setting(self) -> Setting:
-        return self.beta, self.balance, self.tau
+    def copies_of_a_row(self) -> float:
+        """How many clients hold a row, on average and as far as the sums show; 1 if most stand at one."""
+        mean = (self.stats.n_samples - self.stats.n_copies) / max(self.distinct_rows, 1.0)
+        return mean if mean > MOST_ARE_COPIED else 1.0
 
 
 def width_for(n_samples: int, n_features: int) -> int:
@@ -193,66 +172,13 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None  # JSON knows no infinity
 
 
-@dataclass(frozen=True, eq=False)
-class LeftOutScores:
-    """Left-out scores of one client's rows, (n, c) each, for every beta tried."""
-
-    alone: Tensor  # of the primary stream
-    refinement: Mapping[float, Tensor]  # of the refinement stream, by beta
-    prior: Tensor
-
-    def at(self, setting: Setting) -> Tensor:
-        """Of the client's model with this setting."""
-        beta, balance, tau = setting
-        return self.alone + balance * self.refinement[beta] + tau * self.prior
-
-
-@dataclass(frozen=True, eq=False)
-class LeftOutHits:
-    """What one client learns by leaving its rows out."""
-
-    table: Tensor  # of hits (betas, balances, taus), int64
-    n_rows: int
-    n_copies: int
-    n_unjudged: int  # others whose leverage is too high, or not known well enough
-    noise: float  # hits that the noise of the sketch may have added
-    scores: LeftOutScores | None  # if asked for
-
-
-def leave_out(rows: Rows, shared: Shared, smoothing: float, tried: Grid, *, keep_scores: bool = False) -> LeftOutHits:
-    """How many of a client's rows each setting gets right once they are left out, from one decomposition of Psi."""
-    left = LeftOut(
-        hat_basis(rows.psi), shared.whitened(rows), shared.residual(rows), rows.groups,
-        sketched=shared.sketch is not None, copies=rows.copies,
-    )  # fmt: skip
-    own, everyone = shared.counts(rows)
-    table = hits(left, rows.labels, own, everyone, smoothing, tried)
-    scores = None
-    if keep_scores:
-        targets = one_hot(rows.labels, len(own))
-        scores = LeftOutScores(
-            targets - left.primary,
-            {beta: left.refinement(beta) for beta in tried.betas},
-            left_out_prior(targets, own, everyone, rows.groups, smoothing),
-        )
-    n, n_copies = len(rows.labels), rows.n_copies
-    return LeftOutHits(table, n, n_copies, n - n_copies - int(left.judged.sum()), left.noise(rows.labels), scores)
-
-
-def refine(rows: Rows, shared: Shared, setting: Setting, smoothing: float) -> Personal:
-    """One client's refinement with this beta, balance and tau, fitted to its in-sample residuals as in the paper."""
-    beta, balance, tau = setting
-    prior = tau * local_prior(*shared.counts(rows), smoothing) if tau else None
-    return Personal(fit_refinement(rows.psi, shared.residual(rows), beta), beta, balance, tau, prior)
-
-
 class OverClients(Protocol):
     """``[work(client) for client in clients]``, on some device and in whatever order."""
 
-    def __call__(self, work: Callable[[int], R], clients: Sequence[int], device: torch.device) -> list[R]: ...
+    def __call__(self, work: Callable[[T], R], clients: Sequence[T], device: torch.device) -> list[R]: ...
 
 
-def in_turn(work: Callable[[int], R], clients: Sequence[int], device: torch.device) -> list[R]:
+def in_turn(work: Callable[[T], R], clients: Sequence[T], device: torch.device) -> list[R]:
     """One client after another."""
     return [work(client) for client in clients]
 
@@ -268,7 +194,7 @@ class Personalised:
 
 def personalise(
     rows_of: Callable[[int], Rows],
-    n_clients: int,
+    sizes: Sequence[int],
     primary: Primary,
     choice: Choice,
     sketch_width: int,
@@ -280,59 +206,235 @@ def personalise(
     """Choose the settings that are open, and refine every client with them.
 
     ``rows_of(k)`` gives client k's rows, and may be asked twice. ``sketch_width`` is m; 0 means exact leverage.
-    ``keep_scores`` keeps the left-out scores of every row.
+    ``keep_scores`` keeps the left-out scores of every row. ``sizes`` are the clients' rows: those of like sizes are
+    worked on at once.
     """
-    device, ks = primary.weights.device, range(n_clients)
-    tried = choice.grid(primary.unit(rows_of(0).psi.shape[1]))
+    device, n_clients = primary.weights.device, len(sizes)
+    tried, smoothing = choice.grid(primary.unit(rows_of(0).psi.shape[1])), choice.smoothing
     left_out: list[LeftOutHits] = []
+    memory = _Memory(rows_of, n_clients, device)
+    buckets = _buckets(sizes, device)
     if choice.open or keep_scores:
         sketched = primary.with_leverage(sketch_width, seed)
-        left_out = over(
-            lambda k: leave_out(rows_of(k), sketched, choice.smoothing, tried, keep_scores=keep_scores), ks, device
-        )
-    settings = _settings([own.table for own in left_out] if choice.open else [], n_clients, tried, choice.scope)
-    personal = over(lambda k: refine(rows_of(k), primary.shared, settings[k], choice.smoothing), ks, device)
-    account = _account(primary, left_out if choice.open else [], settings, tried)
-    return Personalised(personal, account, [own.scores for own in left_out if own.scores is not None])
+
+        def hits_of(bucket: Sequence[int]) -> list[tuple[int, LeftOutHits]]:
+            made: list[tuple[int, LeftOutHits]] = []
+            for ks, rows in _units(rows_of, bucket):
+                found = leave_out_each(
+                    rows, sketched, smoothing, tried, weights=choice.weights, keep_scores=keep_scores
+                )
+                made += zip(ks, found, strict=True)
+                memory.keep(ks, rows)
+            return made
+
+        left_out = _in_order(over(hits_of, buckets, device))
+    plans = _plans(left_out if choice.open else [], n_clients, tried, choice)
+
+    def personal(bucket: Sequence[int]) -> list[tuple[int, Personal]]:
+        made: list[tuple[int, Personal]] = []
+        for ks, rows in memory.take(bucket):
+            own = [plans[k] for k in ks]
+            weights = (
+                own_weights(rows, sketched, own, smoothing) if choice.weight == "auto" else [p.weight for p in own]
+            )
+            settings = [plan.settings[weight] for plan, weight in zip(own, weights, strict=True)]
+            made += zip(ks, refine_each(rows, primary.shared, settings, smoothing, weights), strict=True)
+        return made
+
+    made = _in_order(over(personal, buckets, device))
+    account = _account(primary, left_out if choice.open else [], made, tried)
+    if len(choice.weights) > 1 or choice.weights != (1.0,):
+        account |= _weights(made, plans, choice.scope)
+    return Personalised(made, account, [own.scores for own in left_out if own.scores is not None])
 
 
-def _settings(tables: Sequence[Tensor], n_clients: int, tried: Grid, scope: Scope) -> list[Setting]:
-    """(beta, balance, tau) of every client."""
-    if not tables:
-        return [(tried.betas[0], tried.balances[0], tried.taus[0])] * n_clients
-    if scope == "client":
-        return [choose(table, tried) for table in tables]
-    return [choose(torch.stack(list(tables)).sum(0), tried)] * n_clients
+def refine_all(
+    rows_of: Callable[[int], Rows], sizes: Sequence[int], shared: Shared, beta: float, *, over: OverClients = in_turn
+) -> list[Tensor]:
+    """The refinement of every client with the same beta, (d_R, c) each."""
+
+    def refined(bucket: Sequence[int]) -> list[tuple[int, Tensor]]:
+        made: list[tuple[int, Tensor]] = []
+        for ks, rows in _units(rows_of, bucket):
+            fitted = rows.fit(shared.residual(rows), beta)
+            made += zip(ks, fitted[None] if rows.sizes is None else fitted, strict=True)
+        return made
+
+    device = shared.weights.device
+    return _in_order(over(refined, _buckets(sizes, device), device))
+
+
+def _buckets(sizes: Sequence[int], device: torch.device) -> list[list[int]]:
+    """Clients to be worked on at once: of sizes within a factor of `ALIKE`, as many as the device has use for.
+
+    The largest come first, so that no core ends up waiting for one of them.
+    """
+    most = ROWS_ON_A_CORE if device.type == "cpu" else ROWS_ON_A_GPU
+    buckets: list[list[int]] = []
+    for k in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
+        largest = sizes[buckets[-1][0]] if buckets else 0
+        if buckets and sizes[k] * ALIKE >= largest and (len(buckets[-1]) + 1) * largest <= most:
+            buckets[-1].append(k)
+        else:
+            buckets.append([k])
+    return buckets
+
+
+def _units(rows_of: Callable[[int], Rows], bucket: Sequence[int]) -> Iterator[tuple[list[int], Rows]]:
+    """The rows of these clients together; those of a client with groups by themselves."""
+    rows = {k: rows_of(k) for k in bucket}
+    plain = [k for k in bucket if rows[k].groups is None]
+    if plain:
+        yield plain, stacked([rows[k] for k in plain])
+    for k in bucket:
+        if rows[k].groups is not None:
+            yield [k], rows[k]
+
+
+def _in_order(made: Sequence[Sequence[tuple[int, R]]]) -> list[R]:
+    """What was made for each client, in the order of the clients."""
+    return [each for _, each in sorted((pair for some in made for pair in some), key=lambda pair: pair[0])]
+
+
+class _Memory:
+    """Clients' rows from leaving out to refining, so that Psi is mapped and decomposed once.
+
+    Each client may take the same share of the room, whoever comes first: what is kept decides the last digits.
+    """
+
+    def __init__(self, rows_of: Callable[[int], Rows], n_clients: int, device: torch.device) -> None:
+        self._rows_of, self._kept = rows_of, dict[int, tuple[list[int], Rows]]()
+        self._room = min(MOST_KEPT, (available(device) or 0) // 4) // n_clients
+
+    def keep(self, ks: list[int], rows: Rows) -> None:
+        """Remember them if they fit."""
+        if rows.nbytes <= len(ks) * self._room:
+            self._kept[ks[0]] = ks, rows
+
+    def take(self, bucket: Sequence[int]) -> Iterator[tuple[list[int], Rows]]:
+        """The rows of these clients, which are forgotten."""
+        kept = [self._kept.pop(k) for k in bucket if k in self._kept]
+        yield from kept
+        known = {k for ks, _ in kept for k in ks}
+        missing = [k for k in bucket if k not in known]
+        if missing:
+            yield from _units(self._rows_of, missing)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best setting for each weight on the primary, and the weight to take unless a client's rows object."""
+
+    settings: Mapping[float, Setting]
+    weight: float
+
+    @property
+    def setting(self) -> Setting:
+        return self.settings[self.weight]
+
+
+def _plans(left_out: Sequence[LeftOutHits], n_clients: int, tried: Grid, choice: Choice) -> list[Plan]:
+    """That of every client: everyone's, or by its own rows alone."""
+    if not left_out:
+        (weight, *_) = choice.weights
+        return [Plan({weight: (tried.betas[0], tried.balances[0], tried.taus[0])}, weight)] * n_clients
+    if choice.scope == "client":
+        return [_plan([own], tried, choice.cautious) for own in left_out]
+    return [_plan(left_out, tried)] * n_clients
+
+
+def _plan(left_out: Sequence[LeftOutHits], tried: Grid, cautious: bool = False) -> Plan:
+    """From the sums of these clients' tables."""
+    tables = _summed(left_out)
+    (usual, *_) = tables
+    best = prefer(
+        {w: best_of(table)[1] for w, table in tables.items()}, sum(own.n_rows - own.n_copies for own in left_out), usual
+    )
+    n_rows = sum(own.n_rows for own in left_out)
+    choice = _unless_clear if cautious else choose
+    return Plan({w: choice(table, tried, n_rows) for w, table in tables.items()}, best)
+
+
+def _unless_clear(table: Tensor, tried: Grid, n_rows: int) -> Setting:
+    """The middle beta, half the refinement and no prior, or what one client's rows choose if they clearly say so."""
+    usual = tried.betas[len(tried.betas) // 2], min(tried.balances, key=lambda b: abs(b - 0.5)), min(tried.taus)
+    own = choose(table, tried, n_rows)
+    return prefer({s: float(table[tried.index(s)]) for s in (usual, own)}, n_rows, usual)
+
+
+def _summed(left_out: Sequence[LeftOutHits]) -> dict[float, Tensor]:
+    """The table of each weight, over clients."""
+    return {w: torch.stack([own.tables[w] for own in left_out]).sum(0) for w in left_out[0].tables}
+
+
+def own_weight(rows: Rows, shared: Shared, plan: Plan, smoothing: float) -> float:
+    """`own_weights` of one client."""
+    (weight,) = own_weights(rows, shared, [plan], smoothing)
+    return weight
+
+
+def own_weights(rows: Rows, shared: Shared, plans: Sequence[Plan], smoothing: float) -> list[float]:
+    """The weight that each client takes: its plan's, unless with another clearly more of its left-out rows are right.
+
+    Two models differ on rows that one of them alone gets right, each of which falls either way if they are equally
+    good: the variance of the difference is their number. One row is asked for beyond that, so that no two decide, and a
+    client of few rows stays with the federation.
+    """
+    weights = tuple(plans[0].settings)
+    tried = Grid(sorted({beta for plan in plans for beta, _, _ in plan.settings.values()}), [1.0], [0.0])
+    found = leave_out_each(rows, shared, smoothing, tried, weights=weights, keep_scores=True)
+    labels = rows.each(rows.labels)
+    return [_clear_weight(left.scores, own, plan) for left, own, plan in zip(found, labels, plans, strict=True)]
+
+
+def _clear_weight(scores: LeftOutScores | None, labels: Tensor, plan: Plan) -> float:
+    assert scores is not None
+    right = {w: (scores.at(s, w).argmax(1) == labels)[scores.judged] for w, s in plan.settings.items()}
+    usual = right[plan.weight]
+
+    def gain(weight: float) -> int:
+        return int(right[weight].sum()) - int(usual.sum())
+
+    clear = [w for w in right if gain(w) > 1 + CLEARLY * math.sqrt(int((right[w] != usual).sum()))]
+    return max(clear, key=gain, default=plan.weight)
 
 
 def _account(
-    primary: Primary, left_out: Sequence[LeftOutHits], settings: Sequence[Setting], tried: Grid
+    primary: Primary, left_out: Sequence[LeftOutHits], made: Sequence[Personal], tried: Grid
 ) -> dict[str, Any]:
     """What was chosen and why, for the record."""
     account: dict[str, Any] = {"d_primary": primary.stats.width, "gamma": primary.gamma}
-    names = ("beta", "balance", "tau")
+    settings = [own.setting for own in made]
     if len(set(settings)) == 1:
-        account |= dict(zip(names, settings[0], strict=True))
+        account |= dict(zip(NAMES, settings[0], strict=True))
     else:
-        account |= {f"{name}_per_client": [s[i] for s in settings] for i, name in enumerate(names)}
+        account |= {f"{name}_per_client": [s[i] for s in settings] for i, name in enumerate(NAMES)}
     n_rows = sum(own.n_rows for own in left_out)
     account["leverage_clipped"] = sum(own.n_unjudged for own in left_out) / n_rows if n_rows else 0.0
     if left_out:
-        account |= _accuracies(primary, left_out, settings, tried)
+        account |= _accuracies(primary, left_out, made, tried)
     if primary.path is not None:
         account["gamma_path"] = primary.path
     return account
 
 
+def _weights(made: Sequence[Personal], plans: Sequence[Plan], scope: Scope) -> dict[str, Any]:
+    """The weights on the primary, for the record; of the whole federation, what a client takes that comes later."""
+    weights, account = [own.weight for own in made], {}
+    if scope == "federation":
+        account = {"weight": plans[0].weight, **dict(zip(NAMES, plans[0].setting, strict=True))}
+    return account | ({} if len(set(weights)) == 1 and account else {"weight_per_client": weights})
+
+
 def _accuracies(
-    primary: Primary, left_out: Sequence[LeftOutHits], settings: Sequence[Setting], tried: Grid
+    primary: Primary, left_out: Sequence[LeftOutHits], made: Sequence[Personal], tried: Grid
 ) -> dict[str, Any]:
     """The accuracies that the settings were chosen by, over the rows that could be judged; None if they would mislead.
 
     They would if there are few rows, if the sketch's noise in the leverages flatters or harms them, or if many rows
     repeat those of *another* client, which no client can see but sums show: each copy vouches for the other.
     """
-    summed = torch.stack([own.table for own in left_out]).sum(0)
+    tables = _summed(left_out)
     n_copies, n_unjudged = sum(own.n_copies for own in left_out), sum(own.n_unjudged for own in left_out)
     n_distinct = sum(own.n_rows for own in left_out) - n_copies
     elsewhere = max(0.0, primary.stats.n_samples - primary.distinct_rows - n_copies)
@@ -348,13 +450,17 @@ def _accuracies(
         "left_out_noise": noise,
         "copies": {"at_their_client": n_copies, "elsewhere": round(elsewhere)},
         "left_out_accuracy": share(
-            sum(int(own.table[tried.index(setting)]) for own, setting in zip(left_out, settings, strict=True))
+            sum(int(own.tables[p.weight][tried.index(p.setting)]) for own, p in zip(left_out, made, strict=True))
         ),
     }
-    if 0.0 in tried.balances and 0.0 in tried.taus:
-        alone = summed[0, list(tried.balances).index(0.0), list(tried.taus).index(0.0)]
+    if 0.0 in tried.balances and 0.0 in tried.taus and 1.0 in tables:
+        alone = tables[1.0][0, list(tried.balances).index(0.0), list(tried.taus).index(0.0)]
         account["left_out_accuracy_primary_alone"] = share(int(alone))
+    (usual, *others) = tables
     account["table"] = {
-        "beta": list(tried.betas), "balance": list(tried.balances), "tau": list(tried.taus), "hits": summed.tolist()
+        "beta": list(tried.betas), "balance": list(tried.balances), "tau": list(tried.taus),
+        "hits": tables[usual].tolist(),
     }  # fmt: skip
+    if others:
+        account["table"]["most_hits_by_weight"] = {str(w): best_of(table)[1] for w, table in tables.items()}
     return account

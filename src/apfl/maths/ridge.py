@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from scipy.linalg.blas import dgemm, dsyrk
+from numpy.typing import NDArray
+from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
 from apfl.errors import InputError, not_finite
 
-__all__ = ["Statistics", "accumulate", "factorise", "gram", "one_hot", "solve", "statistics", "total"]
+__all__ = ["Statistics", "accumulate", "factorise", "gram", "one_hot", "solve", "squared", "statistics", "total"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,9 @@ class Statistics:
         if not -1e-6 * max(n, 1) <= self.target_energy <= n * (1 + 1e-6):
             raise InputError(f"statistics contradict themselves: target energy {self.target_energy:g} for {n} samples")
 
+    def __repr__(self) -> str:
+        return f"Statistics({self.n_samples} rows, width {self.width}, {self.n_classes} classes)"
+
     @property
     def width(self) -> int:
         """d, the number of columns of Phi."""
@@ -84,7 +88,7 @@ class Statistics:
 
     def _combine(self, other: Statistics, sign: int) -> Statistics:
         _check_same_size(self, other)
-        return Statistics(
+        return type(self)(
             torch.add(self.autocorrelation, other.autocorrelation, alpha=sign),
             torch.add(self.crosscorrelation, other.crosscorrelation, alpha=sign),
             torch.add(self.class_counts, other.class_counts, alpha=sign),
@@ -113,6 +117,9 @@ def statistics(phi: Tensor, targets: Tensor) -> Statistics:
     """Statistics of one batch of rows: phi (n, d), targets (n, c) with rows that sum to one.
 
     Computed in float64 whatever the dtype of ``phi``.
+
+    >>> statistics(torch.ones(3, 2), one_hot(torch.tensor([0, 1, 1]), 2)).class_counts
+    tensor([1., 2.], dtype=torch.float64)
     """
     return accumulate([(phi, targets)])
 
@@ -132,8 +139,8 @@ def accumulate(batches: Iterable[tuple[Tensor, Tensor]]) -> Statistics:
             )
         step = len(phi) if phi.dtype == torch.float64 else _ROWS
         for start in range(0, len(phi), step):
-            some = slice(start, start + step)
-            energy += _add_products(sums, phi[some].to(torch.float64), targets[some].to(torch.float64))
+            block = slice(start, start + step)
+            energy += _add_products(sums, phi[block].to(torch.float64), targets[block].to(torch.float64))
         n_samples += len(phi)
     if sums is None:
         raise InputError("no rows: statistics need at least one batch")
@@ -163,7 +170,7 @@ def total(parts: Iterable[Statistics]) -> Statistics:
         energy += part.target_energy
         n_copies += part.n_copies
         echo = None if echo is None or part.echo is None else echo + part.echo
-    return Statistics(matrix, cross, counts, n_samples, energy, n_copies, echo)
+    return type(first)(matrix, cross, counts, n_samples, energy, n_copies, echo)
 
 
 def factorise(stats: Statistics, ridge: float) -> Tensor:
@@ -199,16 +206,26 @@ def solve(stats: Statistics, ridge: float) -> Tensor:
 
 
 def gram(rows: Tensor) -> Tensor:
-    """rows' rows (d, d), or rows rows' (n, n) where that is smaller, in float64; **lower triangle only**.
-
-    All that a Cholesky factorisation reads, for half of a full product.
-    """
-    rows = rows.to(torch.float64)
+    """rows' rows (d, d), or rows rows' (n, n) where that is smaller: computed in the rows' precision, float64."""
     n, d = rows.shape
+    return squared(rows.T if n < d else rows).double()
+
+
+def squared(rows: Tensor) -> Tensor:
+    """rows' rows (d, d) of rows (n, d), in their precision.
+
+    numpy sees that the product is symmetric and computes half of it. scipy's wrapper would hold up other threads.
+    """
     if rows.device.type != "cpu":
-        return rows @ rows.T if n < d else rows.T @ rows
-    product = dsyrk(1.0, rows.contiguous().numpy().T, trans=int(n < d), lower=0)
-    return torch.from_numpy(product.T)
+        return rows.T @ rows
+    x = rows.numpy()
+    return torch.from_numpy(_product(x.T, x))
+
+
+def _product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    with np.errstate(all="ignore"):  # what is not finite is refused later, in words
+        product: NDArray[Any] = a @ b
+    return product
 
 
 def _empty(width: int, n_classes: int, device: torch.device) -> Statistics:
@@ -219,6 +236,7 @@ def _empty(width: int, n_classes: int, device: torch.device) -> Statistics:
 
 
 _ROWS = 16384  # rows converted to float64 at a time
+_WIDE = 2048  # above this width one worker adds, and a second d x d matrix is too much memory
 _BLOCK = 1024  # columns per block of the triangle on CUDA
 
 
@@ -229,12 +247,16 @@ def _add_products(sums: Statistics, phi: Tensor, targets: Tensor) -> float:
     """
     gram, cross, counts = sums.autocorrelation, sums.crosscorrelation, sums.class_counts
     if gram.device.type == "cpu":
-        # BLAS is column-major: it reads our rows as Phi' and our lower triangle as its upper one. Nothing is copied.
         # The small sums are numpy's too: torch's threads, once woken, would spin while BLAS works.
-        x, y = phi.contiguous().numpy(), targets.contiguous().numpy()
+        x, y = phi.numpy(), targets.contiguous().numpy()
         counts.numpy()[:] += y.sum(0)
-        dsyrk(1.0, x.T, beta=1.0, c=gram.numpy().T, lower=0, overwrite_c=1)
-        dgemm(1.0, y.T, x.T, trans_b=1, beta=1.0, c=cross.numpy().T, overwrite_c=1)
+        cross.numpy()[:] += _product(x.T, y)
+        if len(gram) > _WIDE:
+            # BLAS is column-major: it reads our rows as Phi', our lower triangle as its upper one. Nothing is copied.
+            as_is = x.flags.f_contiguous
+            dsyrk(1.0, x if as_is else x.T, trans=int(as_is), beta=1.0, c=gram.numpy().T, lower=0, overwrite_c=1)
+        else:  # scipy's wrapper would hold up other threads; numpy's product of a matrix with itself is half a product
+            gram.numpy()[:] += _product(x.T, x)
         return float(np.vdot(y, y))
     counts.add_(targets.sum(0))
     cross.addmm_(phi.T, targets)

@@ -3,6 +3,9 @@
 A client with at least as many rows as columns sends the triangle of Phi'Phi; one with fewer sends the trapezoid of a QR
 factorisation of its rows, which gives the same sums in fewer numbers. `form_for` says which.
 
+Statistics of landmarks are integers (`apfl.maths.integers`), and weigh what `bits.Squeezed` packs them in. What
+everyone is told beside integers has 16 bits a number (`to_columns`).
+
 The sizes are those of the arrays: the tensors of a message (`apfl.federate.messages`), and the mean and the standard
 deviation, which the terms carry. Headers are not counted: names, hashes and single settings such as gamma or beta.
 """
@@ -11,12 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from apfl.errors import InputError
+from apfl.maths.bits import packed_bytes
+from apfl.maths.landmarks import landmark_bits
 from apfl.maths.leaveout import ECHO
 from apfl.maths.normalise import Normaliser
 from apfl.maths.ridge import Statistics, accumulate
@@ -24,23 +30,30 @@ from apfl.maths.ridge import Statistics, accumulate
 __all__ = [
     "ECHO_BYTES",
     "Form",
+    "Traffic",
     "description_bytes",
     "factor_message",
     "form_for",
+    "from_columns",
     "from_message",
+    "landmarks_bytes",
     "message",
     "nbytes",
     "pack",
     "publication_bytes",
+    "rounded_bytes",
     "scaling_bytes",
+    "spread_bytes",
     "statistics_bytes",
     "statistics_shapes",
     "table_bytes",
+    "to_columns",
     "unpack",
 ]
 
 Form = Literal["triangle", "factor"]
 ECHO_BYTES = 2 * ECHO  # int16 counts, sent with the statistics
+_MOST = 2**15 - 1  # of an integer of `to_columns`
 
 
 def pack(symmetric: Tensor) -> Tensor:
@@ -140,6 +153,26 @@ def from_message(received: Mapping[str, Tensor]) -> Statistics:
         raise InputError(f"a message of statistics lacks {error}; it has: {', '.join(sorted(received))}") from error
 
 
+def to_columns(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers of 16 bits (d, c), and the scale of each column in single precision (c,).
+
+    No entry is wrong by more than half the scale, s / 2 = max |column| / 65534. So no product phi'G of a row at most 1
+    long is wrong by more than sqrt(d) s / 2.
+
+    >>> integers, scale = to_columns(torch.tensor([[1.0, 0.0], [-0.5, 0.0]], dtype=torch.float64))
+    >>> integers.tolist(), scale.tolist()[1], from_columns(integers, scale)[1, 0].item()
+    ([[32767, 0], [-16384, 0]], 1.0, -0.5000152...)
+    """
+    scale = (values.abs().amax(0) / _MOST).float()
+    scale = torch.where(scale == 0, 1, scale)
+    return (values / scale.double()).round().clamp(-_MOST, _MOST).to(torch.int16), scale
+
+
+def from_columns(integers: Tensor, scale: Tensor) -> Tensor:
+    """What `to_columns` says, float64."""
+    return integers.double() * scale.double()
+
+
 def nbytes(tensors: Mapping[str, Tensor]) -> int:
     """Payload of some tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
@@ -173,8 +206,11 @@ def statistics_bytes(n_samples: int, width: int, n_classes: int, dtype: torch.dt
 
 
 def description_bytes(n_features: int, *, moments: bool) -> int:
-    """What a client says first: its n, and the sums and squares of its features if the normalisation needs them."""
-    return 8 + (16 * n_features if moments else 0)
+    """What a client says first: its n, and if the normalisation needs them the moments of its features.
+
+    These are the sums and squares of each column, and three numbers about the sizes of rows.
+    """
+    return 8 + (16 * n_features + 24 if moments else 0)
 
 
 def scaling_bytes(normalise: Normaliser) -> int:
@@ -185,13 +221,76 @@ def scaling_bytes(normalise: Normaliser) -> int:
 def publication_bytes(
     width: int, n_classes: int, *, sketch: int | None = None, dtype: torch.dtype = torch.float64
 ) -> int:
-    """The primary, everyone's class counts, and the leverage: a sketch of so many columns, or with 0 the factor."""
-    leverage = 0
-    if sketch is not None:
-        leverage = width * sketch if sketch else width * (width + 1) // 2
-    return (width * n_classes + leverage) * dtype.itemsize + 8 * n_classes
+    """The primary, everyone's class counts, and the leverage: a sketch of so many columns, or with 0 the factor.
+
+    In int16 each column of the primary and of the sketch has a scale (`to_columns`); the factor has double precision.
+    """
+    columns, factor = n_classes + (sketch or 0), width * (width + 1) // 2 if sketch == 0 else 0
+    scales = 4 * columns if dtype == torch.int16 else 0
+    whole = torch.float64 if dtype == torch.int16 else dtype
+    return width * columns * dtype.itemsize + scales + factor * whole.itemsize + 8 * n_classes
+
+
+def spread_bytes(n_in: int, *, full: bool) -> int:
+    """What a client sends for the landmarks in float64: the sums of its rows, and of their products or squares."""
+    return 8 * (n_in + (n_in * (n_in + 1) // 2 if full else n_in))
+
+
+def landmarks_bytes(d: int, n_in: int, *, mean_squares: bool) -> int:
+    """The landmarks, the scale of each column, and the unit of the columns of phi if integers need it.
+
+    >>> landmarks_bytes(6144, 1280, mean_squares=True)
+    3961856
+    """
+    return packed_bytes(d * n_in, landmark_bits(n_in)) + 4 * n_in + (4 * d if mean_squares else 0)
+
+
+def rounded_bytes(width: int, n_classes: int, bits: int) -> int:
+    """The most that statistics weigh as integers, in the layout of `apfl.maths.integers`, without the echo.
+
+    So many bits for each entry of T'T below its diagonal, four more for one of T'Y, 32 for those on the diagonal, for
+    the rows of each class, for all rows and for copies. Squeezed they weigh about half of it.
+
+    >>> rounded_bytes(4, 3, 16)
+    78
+    """
+    below, cross = math.ceil(bits * (width * (width - 1) // 2) / 8), math.ceil((bits + 4) * width * n_classes / 8)
+    return below + cross + 4 * (width + n_classes + 2)
 
 
 def table_bytes(shape: Sequence[int]) -> int:
     """A table of left-out hits, for each setting tried."""
     return 8 * math.prod(shape)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What travels, by what it is: bytes of each client up, bytes to each client down, and exchanges.
+
+    >>> both = Traffic({"statistics": [100, 300]}) + Traffic({"moments": [10, 10]}, {"landmarks": 50}, 1)
+    >>> both.total_up, both.total_down(2), both.rounds, both.account["most"]
+    (420, 100, 1, 360)
+    """
+
+    up: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    down: Mapping[str, int] = field(default_factory=dict)
+    rounds: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic({**self.up, **other.up}, {**self.down, **other.down}, self.rounds + other.rounds)
+
+    @property
+    def total_up(self) -> int:
+        """Of all clients."""
+        return sum(map(sum, self.up.values()))
+
+    def total_down(self, n_clients: int) -> int:
+        """To all clients."""
+        return n_clients * sum(self.down.values())
+
+    @property
+    def account(self) -> dict[str, Any]:
+        """For the record: a client's bytes by what they are, on average, and all of the client that has most."""
+        each = [sum(own) for own in zip(*self.up.values(), strict=True)]
+        up = {name: round(sum(own) / len(own)) for name, own in self.up.items()}
+        return {"up": up, "down": dict(self.down), "most": max(each, default=0) + sum(self.down.values())}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from apfl.data.federation import Shard
 from apfl.data.registry import Registry
-from apfl.errors import InputError, unknown
+from apfl.errors import InputError, allowed_in_words, unknown
 from apfl.models.file import Model
 
 __all__ = ["METHODS", "Method", "Round", "load_method", "method_class", "method_names"]
@@ -26,7 +26,14 @@ __all__ = ["METHODS", "Method", "Round", "load_method", "method_class", "method_
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """Where a method stands after some exchanges between server and clients."""
+    """Where a method stands after some exchanges between server and clients.
+
+    >>> import apfl
+    >>> data = apfl.federation("digits", clients=3)
+    >>> (last,) = load_method("local_ridge", d=64).rounds(data.train, data.n_classes, seed=0)
+    >>> last
+    Round(0: 3 models, 0 bytes up, 0 down)
+    """
 
     models: Sequence[Model]  # one for each client, in their order
     index: int  # server -> client -> server exchanges so far; 0 if there were none
@@ -38,6 +45,9 @@ class Round:
     # given the shared model, where there is one.
     admit: Callable[[Sequence[Shard]], Sequence[Model]] | None = None
 
+    def __repr__(self) -> str:
+        return f"Round({self.index}: {len(self.models)} models, {self.bytes_up} bytes up, {self.bytes_down} down)"
+
 
 @dataclass(frozen=True)
 class Method(ABC):
@@ -45,9 +55,18 @@ class Method(ABC):
 
     Everything else has a default that suits a method of one exchange without a grid. `apfl.testing.check_method`
     checks a method of your own.
+
+    >>> @dataclass(frozen=True)
+    ... class Narrow(Method):
+    ...     d: int = 16
+    ...
+    ...     def rounds(self, clients, n_classes, seed):
+    ...         yield from load_method("local_ridge", d=self.d).rounds(clients, n_classes, seed)
+    >>> import apfl
+    >>> apfl.run("digits", Narrow(d=8), clients=5, seeds=1).records[0].settings
+    {'d': 8}
     """
 
-    personal: ClassVar[bool] = True  # whether clients end up with different models
     admits: ClassVar[bool] = False  # whether its rounds have `Round.admit`: personal models for clients that come late
 
     @abstractmethod
@@ -70,6 +89,11 @@ class Method(ABC):
         for place, point in enumerate(points):
             (*_, last) = point.rounds(clients, n_classes, seed)
             yield place, last
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients end up with different models."""
+        return True
 
     @property
     def grid(self) -> Mapping[str, Sequence[Any]] | None:
@@ -111,7 +135,11 @@ METHODS = Registry("method", "apfl.methods", "apfl.methods", _class_in)
 
 
 def method_names() -> list[str]:
-    """The methods there are: the public files of this folder, and those of installed distributions."""
+    """The methods there are: the public files of this folder, and those of installed distributions.
+
+    >>> {"apfl", "fedavg"} <= set(method_names())
+    True
+    """
     return METHODS.names()
 
 
@@ -134,6 +162,9 @@ def load_method(name: str, **settings: Any) -> Method:
     >>> load_method("apfl", gama=1)
     Traceback (most recent call last):
     apfl.errors.InputError: no setting of apfl 'gama'; did you mean 'gamma'? (have: ...)
+    >>> load_method("apfl", gamma=-1)
+    Traceback (most recent call last):
+    apfl.errors.InputError: apfl.gamma=-1 given; allowed: a number greater than 0 or 'auto'
     """
     cls, own = method_class(name), METHODS.name_of(name)
     known = [field.name for field in fields(cls)]
@@ -143,10 +174,21 @@ def load_method(name: str, **settings: Any) -> Method:
     try:
         method: Method = TypeAdapter(cls).validate_python(settings)
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        raise InputError(f"{own}.{key}={problem['input']!r}: {problem['msg']}") from error
+        raise _bad_setting(own, settings, error) from error
     for key, value in vars(method).items():  # for every method at once: no setting of any of them may be infinite
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{own}.{key}={value} given; it must be a finite number")
     return method
+
+
+def _bad_setting(name: str, settings: Mapping[str, Any], error: ValidationError) -> InputError:
+    """The first setting that is wrong, its value, and what is allowed; or what the method's own check says."""
+    first, *_ = problems = error.errors()
+    own_check = not first["msg"].startswith("Input should")
+    if (own_check and first["type"] != "missing") or not first["loc"]:
+        return InputError(f"{name}: {first['msg'].removeprefix('Value error, ')}")
+    key = str(first["loc"][0])  # what follows it names pydantic's own types
+    if key not in settings:
+        return InputError(f"{name}.{key} is missing; it has no default, so give a value")
+    allowed = allowed_in_words(problem for problem in problems if problem["loc"][:1] == (key,))
+    return InputError(f"{name}.{key}={settings[key]!r} given; allowed: {allowed}")

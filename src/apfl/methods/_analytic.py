@@ -6,21 +6,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from apfl.data.federation import Shard
 from apfl.errors import InputError
+from apfl.maths.landmarks import LandmarkMap
 from apfl.maths.machine import check_width, n_workers, over_clients
-from apfl.maths.maps import FeatureMap, random_map
-from apfl.maths.normalise import Normaliser, check_features, moments, needs_moments, normaliser
+from apfl.maths.maps import Activation, FeatureMap, random_map, raw_map
+from apfl.maths.normalise import Normalise, Normaliser, check_features, described, needs_moments, normaliser
 from apfl.maths.ridge import Statistics, accumulate, one_hot, solve, total
 from apfl.maths.wire import description_bytes, scaling_bytes, statistics_bytes
-from apfl.methods import Round
+from apfl.methods import Method, Round
 from apfl.models.file import Model
 
+Width = Annotated[int, Field(gt=0, le=2**20)]  # of a random map
 WIDE = 2048  # above this width one product keeps all cores busy, and a sum for each worker is too much memory
 
 
@@ -32,7 +35,7 @@ def shared_normaliser(how: str, clients: Sequence[Shard]) -> Normaliser:
     check_features(how, features)
     if not needs_moments(how):
         return normaliser(how)
-    shared = normaliser(how, reduce(add, map(moments, features)))
+    shared = normaliser(how, reduce(add, (described(how, rows) for rows in features)))
     check_features(shared.how, features)  # what `auto` stands for
     return shared
 
@@ -89,46 +92,57 @@ class SharedRidge:
     weights: Tensor  # G (d, c)
 
 
-def shared_ridge(
-    clients: Sequence[Shard],
-    n_classes: int,
-    how: str,
-    d: int,
-    activation: str,
-    seed: int,
-    gamma: float,
-    *,
-    intercept: bool = False,
-) -> SharedRidge:
-    """The primary stream of fixed settings: normalise, map, add up, solve."""
-    normalise, features = shared_normaliser(how, clients), clients[0].features
-    n_in = normalise.width(features.shape[1])
-    feature_map = random_map(n_in, d, activation, 2 * seed, intercept=intercept).like(features)
-    phis, summed = mapped_and_summed(clients, n_classes, normalise, feature_map)
-    return SharedRidge(normalise, feature_map, phis, summed, solve(summed, gamma))
+@dataclass(frozen=True)
+class OneMap(Method):
+    """A ridge regression on one random map: its settings, and the primary stream that they give."""
+
+    d: Width = 1024
+    gamma: Annotated[float, Field(ge=0)] = 1.0
+    activation: Activation = "relu"
+    normalise: Normalise = "row"
+
+    def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
+        return self.d, 0
+
+    def shared(self, clients: Sequence[Shard], n_classes: int, seed: int, *, intercept: bool = False) -> SharedRidge:
+        """The primary stream of everyone's rows: normalise, map, add up, solve."""
+        normalise, features = shared_normaliser(self.normalise, clients), clients[0].features
+        n_in = normalise.width(features.shape[1])
+        feature_map = random_map(n_in, self.d, self.activation, 2 * seed, intercept=intercept).like(features)
+        phis, summed = mapped_and_summed(clients, n_classes, normalise, feature_map)
+        return SharedRidge(normalise, feature_map, phis, summed, solve(summed, self.gamma))
+
+
+def summed_features(
+    clients: Sequence[Shard], n_classes: int, how: str, *, intercept: bool = False
+) -> tuple[Normaliser, FeatureMap, Statistics]:
+    """The sum of all clients' statistics of the backbone's own features, and what they went through before it."""
+    normalise = shared_normaliser(how, clients)
+    feature_map = raw_map(normalise.width(clients[0].features.shape[1]), intercept=intercept)
+    return normalise, feature_map, mapped_and_summed(clients, n_classes, normalise, feature_map)[1]
 
 
 def mapped_and_summed(
-    clients: Sequence[Shard], n_classes: int, normalise: Normaliser, feature_map: FeatureMap
+    clients: Sequence[Shard], n_classes: int, normalise: Normaliser, feature_map: FeatureMap | LandmarkMap
 ) -> tuple[list[Tensor], Statistics]:
     """Every client's Phi_k, and the sum of all clients' statistics.
 
     Each worker adds its share of the clients into one sum: the same total as adding client by client, without ever
-    holding more than a sum for each worker. A wide map has one worker, which adds several clients' rows at a time.
+    holding more than a sum for each worker. Several clients' rows are added at a time; a wide map has one worker.
     """
     device = clients[0].features.device
     workers = 1 if feature_map.width > WIDE else n_workers(len(clients), device)
     check_width(feature_map.width, sum(map(len, clients)), workers, device)
-    rows_at_a_time = feature_map.width // 2 if workers == 1 else 1
+    rows_at_a_time = feature_map.width // 2 if workers == 1 else 2 * feature_map.width
     phis: dict[int, Tensor] = {}
 
     def add_share(share: Sequence[int]) -> Statistics:
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
-            for some in _bundles(clients, share, rows_at_a_time):
-                phi = feature_map(normalise(torch.cat([clients[k].features for k in some])))
-                labels = torch.cat([clients[k].labels for k in some])
-                parts = torch.split(phi, [len(clients[k]) for k in some])
-                phis.update(zip(some, parts, strict=True))
+            for bundle in _bundles(clients, share, rows_at_a_time):
+                phi = feature_map(normalise(torch.cat([clients[k].features for k in bundle])))
+                labels = torch.cat([clients[k].labels for k in bundle])
+                parts = torch.split(phi, [len(clients[k]) for k in bundle])
+                phis.update(zip(bundle, parts, strict=True))
                 yield phi, one_hot(labels, n_classes)
 
         return accumulate(batches())
@@ -141,11 +155,11 @@ def mapped_and_summed(
 
 def _bundles(clients: Sequence[Shard], share: Sequence[int], n_rows: int) -> Iterator[list[int]]:
     """Clients together until they have ``n_rows``: a product of few rows spends its time moving the d x d sum."""
-    some: list[int] = []
+    bundle: list[int] = []
     for k in share:
-        some.append(k)
-        if sum(len(clients[i]) for i in some) >= n_rows:
-            yield some
-            some = []
-    if some:
-        yield some
+        bundle.append(k)
+        if sum(len(clients[i]) for i in bundle) >= n_rows:
+            yield bundle
+            bundle = []
+    if bundle:
+        yield bundle

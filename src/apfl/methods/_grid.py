@@ -15,8 +15,8 @@ def alike(points: Sequence[Any], without: Collection[str]) -> list[list[int]]:
     >>> alike([load_method("fedavg", lr=lr, batch=batch) for lr in (0.1, 0.3) for batch in (16, 64)], without={"lr"})
     [[0, 2], [1, 3]]
     """
-    found: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for place, point in enumerate(points):
         common = {name: value for name, value in asdict(point).items() if name not in without}
-        found.setdefault(json.dumps(common), []).append(place)
-    return list(found.values())
+        groups.setdefault(json.dumps(common), []).append(place)
+    return list(groups.values())

@@ -68,9 +68,9 @@ class Stack:
 
     def only(self, which: Sequence[int]) -> Stack:
         """The same clients and rows with some of the grid points; what it exchanges is counted there."""
-        some = copy(self)
-        some.points, some.block = [self.points[i] for i in which], self._block_of(len(which))
-        return some
+        part = copy(self)
+        part.points, part.block = [self.points[i] for i in which], self._block_of(len(which))
+        return part
 
     @property
     def everyone(self) -> range:
@@ -112,8 +112,8 @@ class Stack:
         sampled = rng.permutation(n)[: max(1, round(setting.participation * n))]
         stays = rng.random(len(sampled)) >= setting.dropout
         stays[0] |= not stays.any()
-        there = set(sampled[stays].tolist())
-        return [place for place in self.everyone if self.order[place] in there]
+        present = set(sampled[stays].tolist())
+        return [place for place in self.everyone if self.order[place] in present]
 
     def mean(
         self, params: Mapping[str, Tensor], t: int, weights: Tensor | None = None, *, everyone: bool = False
@@ -165,20 +165,20 @@ class Stack:
 
         ``skip`` passes over so many epochs of the minibatch stream.
         """
-        there = list(self.everyone) if everyone else self.participants(t)
+        present = list(self.everyone) if everyone else self.participants(t)
         lr = self.value("lr")
         epochs = self.points[0].epochs if epochs is None else epochs
         if not epochs:
             return dict(params)
-        index = None if len(there) == len(self.sizes) else self.heads_of(there)
+        index = None if len(present) == len(self.sizes) else self.heads_of(present)
         own = {name: p.clone() if index is None else p[index] for name, p in params.items()}
         rows = self.shuffles(t, epochs, skip)
 
         def work(first: int) -> None:
-            for batch in self._block(there, first, rows, self.points[0].batch):
+            for batch in self._block(present, first, rows, self.points[0].batch):
                 step({name: p[batch.own] for name, p in own.items()}, batch, lr[batch.heads], rule, penalty=penalty)
 
-        over_clients(work, range(0, len(there), self.block), self.features.device)
+        over_clients(work, range(0, len(present), self.block), self.features.device)
         if index is None:
             return own
         return {name: p.index_copy(0, index, own[name]) for name, p in params.items()}
@@ -194,11 +194,11 @@ class Stack:
         self, places: Sequence[int], first: int, rows: Callable[[int], list[np.ndarray]], size: int
     ) -> Iterator[Batch]:
         """Those of one block. Clients do not meet within a round, so it may run through all epochs by itself."""
-        n_points, some = len(self.points), places[first : first + self.block]
-        drawn = [rows(place) for place in some]
+        n_points, in_block = len(self.points), places[first : first + self.block]
+        drawn = [rows(place) for place in in_block]
         table = torch.from_numpy(np.stack([np.concatenate(epoch) for epoch in zip(*drawn, strict=True)]))
         schedule = self._schedule(tuple(len(own[0]) for own in drawn), size)
-        index = None if len(places) == len(self.sizes) else self.heads_of(some)
+        index = None if len(places) == len(self.sizes) else self.heads_of(in_block)
         for shuffled in table.to(self.features.device):
             for a, b, positions, share in schedule:
                 chosen = shuffled[positions]
@@ -214,12 +214,12 @@ class Stack:
     def _schedule(self, sizes: tuple[int, ...], size: int) -> list[tuple[int, int, Tensor, Tensor]]:
         """The steps of one epoch of a block: (first head, last head + 1, where their rows stand, 1 / rows)."""
         key = (sizes, size, len(self.points))
-        found = self._schedules.get(key)
-        if found is None:
+        schedule = self._schedules.get(key)
+        if schedule is None:
             if len(self._schedules) > 64:  # sampled clients make a new block almost every round
                 self._schedules.clear()
-            found = self._schedules[key] = list(self._steps(np.array(sizes), size))
-        return found
+            schedule = self._schedules[key] = list(self._steps(np.array(sizes), size))
+        return schedule
 
     def _steps(self, sizes: np.ndarray, size: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
         starts, n_points = np.cumsum([0, *sizes[:-1]]), len(self.points)

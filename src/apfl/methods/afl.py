@@ -19,12 +19,11 @@ import torch
 
 from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.maths.maps import raw_map
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import Statistics, factorise
 from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, upload_bytes
+from apfl.methods._analytic import one_exchange, summed_features, upload_bytes
 from apfl.models.dual_stream import DualStream
 
 
@@ -38,14 +37,12 @@ class AFL(Method):
     grid: ClassVar[Mapping[str, Any]] = {}
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
-        normalise = shared_normaliser(self.normalise, clients)
-        n_features = clients[0].features.shape[1]
-        feature_map = raw_map(normalise.width(n_features))
-        _, summed = mapped_and_summed(clients, n_classes, normalise, feature_map)
+        normalise, feature_map, summed = summed_features(clients, n_classes, self.normalise)
         ridge, factor = smallest_ridge(summed)
         head = torch.cholesky_solve(summed.crosscorrelation, factor)
+        model = DualStream(feature_map, head, normaliser=normalise)
         yield one_exchange(
-            [DualStream(feature_map, head, normaliser=normalise)] * len(clients), normalise, n_features,
+            [model] * len(clients), normalise, clients[0].features.shape[1],
             up=upload_bytes(clients, summed), down=nbytes({"head": head}),
             chosen={"ridge": ridge},
         )  # fmt: skip

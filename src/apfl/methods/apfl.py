@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -23,19 +24,30 @@ from pydantic_core import PydanticCustomError
 from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.hits import Scope
-from apfl.maths.leaveout import echo, leaving
+from apfl.maths.leaveout import Leaving, echo, leaving
 from apfl.maths.machine import over_clients
-from apfl.maths.maps import Activation
+from apfl.maths.maps import Activation, FeatureMap
+from apfl.maths.noise import of_length_one
 from apfl.maths.normalise import Normalise, needs_moments
-from apfl.maths.personalise import Auto, Choice, Personal, Rows, personalise, refine, solve_primary, width_for
-from apfl.maths.wire import ECHO_BYTES, description_bytes, publication_bytes, scaling_bytes, table_bytes
+from apfl.maths.personalise import Auto, Choice, Personal, Primary, Rows, personalise, refine, solve_primary, width_for
+from apfl.maths.wire import ECHO_BYTES, Traffic, description_bytes, publication_bytes, scaling_bytes, table_bytes
 from apfl.methods import Method, Round
 from apfl.methods._analytic import mapped_and_summed, shared_normaliser, stream_maps, upload_bytes
+from apfl.methods._pilot import Pilot, pilot
+from apfl.methods._private import WIDTH, Noise, Privacy, check_private, private_streams
+from apfl.methods._streams import Published, Streams, folded, landmark_streams
 from apfl.models.dual_stream import DualStream
+from apfl.models.landmark import LandmarkModel
 
 NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Width = Annotated[int, Field(gt=0, le=2**20)]
+# '0' on the command line is a text, which no literal equals.
+Bits = Annotated[
+    Literal[0] | Annotated[int, Field(ge=8, le=32)], BeforeValidator(lambda given: 0 if given == "0" else given)
+]
+LANDMARKS = ("federation", "free")
 REMOVED = {
     "cross-fitted": "refinement='cross-fitted' was removed: it changed nothing (docs/results/auto.md). The refinement "
     "is fitted to in-sample residuals; leave the setting out, or give 'in-sample'",
@@ -59,6 +71,7 @@ class APFL(Method):
     beta: Positive | Auto = "auto"
     balance: NonNegative | Auto = "auto"
     tau: NonNegative | Auto = "auto"
+    weight: Share | Auto = 1.0  # on the primary: E = Y - weight Phi G; 0 is going alone
     scope: Annotated[Scope, BeforeValidator(_not_removed)] = "federation"
     refinement: Annotated[Literal["in-sample"], BeforeValidator(_not_removed)] = "in-sample"
     sketch: Annotated[int, Field(ge=0, le=2**16)] = 128  # columns of the leverage sketch; 0: exact, in process alone
@@ -67,6 +80,13 @@ class APFL(Method):
     activation_refinement: Activation = "hardswish"
     intercept: bool = False
     normalise: Normalise | Auto = "auto"
+    map: Literal["random", "landmarks"] = "random"  # landmarks: one map for both streams (`apfl.maths.landmarks`)
+    landmarks: str = "federation"  # drawn from everyone's moments, from nobody's (free), or from those of a public FILE
+    bits: Bits = 0  # of an entry of the statistics; 0: float64
+    epsilon: Positive | Literal["none"] = "none"  # of what is released, unit one row; needs public landmarks
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # beside epsilon; far below one over the number of rows
+    noise: Noise = "central"  # under epsilon: once at a server that is trusted, or in shares of the clients
+    colluders: Annotated[int, Field(ge=0)] = 0  # clients whose shares of the noise the server may know
 
     personal: ClassVar[bool] = True
     admits: ClassVar[bool] = True
@@ -75,67 +95,126 @@ class APFL(Method):
         for option in (self.scope, self.refinement):
             if option in REMOVED:
                 raise InputError(REMOVED[option])
+        if self.landmarks not in LANDMARKS and not Path(self.landmarks).is_file():
+            raise InputError(
+                f"landmarks={self.landmarks} given; allowed: {' or '.join(LANDMARKS)}, or a file of public features"
+            )
+        if self.bits and self.map != "landmarks":
+            raise InputError(f"bits={self.bits} with map='random': only rows of the landmark map have a bounded length")
+        if self.private:
+            check_private(self.map, self.landmarks, self.bits, self.normalise)
+
+    @property
+    def private(self) -> bool:
+        """Whether the sums have noise."""
+        return self.epsilon != "none"
 
     @property
     def choice(self) -> Choice:
-        """The settings of the refinement, and whose rows choose them."""
-        return Choice(self.beta, self.balance, self.tau, self.scope, self.smoothing)
+        """The settings of the refinement, and whose rows choose them: under epsilon no tables are added up."""
+        scope: Scope = "client" if self.private else self.scope
+        return Choice(self.beta, self.balance, self.tau, scope, self.smoothing, self.weight, cautious=self.private)
 
     def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
         """d_P and d_R of a federation with so many rows and features."""
-        d_primary = width_for(n_samples, n_features) if self.d_primary == "auto" else self.d_primary
+        d_primary = self._width(n_samples, n_features) if self.d_primary == "auto" else self.d_primary
         return d_primary, d_primary if self.d_refinement == "auto" else self.d_refinement
+
+    def _width(self, n_samples: int, n_features: int) -> int:
+        return WIDTH if self.private else width_for(n_samples, n_features)
 
     @property
     def chooses(self) -> bool:
-        return "auto" in (self.beta, self.tau)
+        return "auto" in (self.beta, self.tau, self.weight)
+
+    def streams(
+        self, clients: Sequence[Shard], n_classes: int, seed: int, together: Sequence[Leaving] | None = None
+    ) -> Streams:
+        """Both maps, every client's rows through the first of them, and the sum of their statistics."""
+        if together is None:
+            together = [leaving(shard.features, shard.labels, shard.groups) for shard in clients]
+        if self.map == "landmarks":
+            return self._landmark_streams(clients, n_classes, seed, together)
+        normalise, features = shared_normaliser(self.normalise, clients), clients[0].features
+        widths = self.widths(sum(map(len, clients)), features.shape[1])
+        activations = (self.activation_primary, self.activation_refinement)
+        maps = stream_maps(features, normalise, widths, activations, seed, self.intercept)
+        phis, stats = mapped_and_summed(clients, n_classes, normalise, maps[0])
+        return Streams(normalise, *maps, phis, stats, Traffic({"statistics": upload_bytes(clients, stats)}))
+
+    def _landmark_streams(
+        self, clients: Sequence[Shard], n_classes: int, seed: int, together: Sequence[Leaving]
+    ) -> Streams:
+        d, _ = self.widths(sum(map(len, clients)), clients[0].features.shape[1] if clients else 0)
+        if self.epsilon != "none":
+            asked = Privacy(self.epsilon, self.delta, self.noise, self.colluders)
+            return private_streams(clients, n_classes, self.normalise, d, self.landmarks, self.bits, seed, asked)
+        first: Pilot | None = None
+        if self.normalise == "auto":
+            first = pilot(clients, n_classes, self.choice, self.gamma, self.sketch, self.bits, seed)
+        normalise = first.normalise if first else shared_normaliser(self.normalise, clients)
+        repeats = [(int(own.copies.sum()), echo(shard.features)) for shard, own in zip(clients, together, strict=True)]
+        made = landmark_streams(clients, n_classes, normalise, d, self.landmarks, self.bits, seed, repeats)
+        return first.before(made) if first else made
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
-        normalise = shared_normaliser(self.normalise, clients)
-        features = clients[0].features
-        activations = (self.activation_primary, self.activation_refinement)
-        widths = self.widths(sum(map(len, clients)), features.shape[1])
-        primary_map, refinement_map = stream_maps(features, normalise, widths, activations, seed, self.intercept)
         together = [leaving(shard.features, shard.labels, shard.groups) for shard in clients]
-        phis, summed = mapped_and_summed(clients, n_classes, normalise, primary_map)
-        n_copies = sum(int(own.copies.sum()) for own in together)
-        summed = replace(summed, n_copies=n_copies, echo=reduce(add, (echo(shard.features) for shard in clients)))
-        primary = solve_primary(summed, self.gamma)
+        made_of = self.streams(clients, n_classes, seed, together)
+        normalise, primary_map, refinement_map = made_of.normalise, made_of.primary_map, made_of.refinement_map
+        phis = made_of.phis
+        primary = self._solved(made_of, clients, together)
 
         def rows_of(k: int) -> Rows:
-            psi = refinement_map(normalise(clients[k].features))
-            return Rows(phis[k], psi, clients[k].labels, *together[k])
+            return Rows(phis[k], made_of.psi(clients[k].features, phis[k]), clients[k].labels, *together[k])
 
         def late_rows(shard: Shard) -> Rows:
-            z = normalise(shard.features)
+            phi = primary_map(normalise(shard.features))
             seen = torch.zeros_like(shard.labels, dtype=torch.bool)
-            return Rows(primary_map(z), refinement_map(z), shard.labels, seen=seen)
+            return Rows(phi, made_of.psi(shard.features, phi), shard.labels, seen=seen)
 
-        def model(own: Personal) -> DualStream:
+        def model(own: Personal) -> DualStream | LandmarkModel:
+            if not isinstance(primary_map, FeatureMap) or not isinstance(refinement_map, FeatureMap):  # one for both
+                return folded(made_of, own.weight * primary.weights + own.balance * own.refinement, own.prior)
+            shared = primary.weights if own.weight == 1 else own.weight * primary.weights
             return DualStream(
-                primary_map, primary.weights, refinement_map, own.refinement, own.balance, normalise, prior=own.prior
+                primary_map, shared, refinement_map, own.refinement, own.balance, normalise, prior=own.prior
             )
 
-        made = personalise(rows_of, len(clients), primary, self.choice, self.sketch, seed, over=over_clients)
+        made = personalise(rows_of, [*map(len, clients)], primary, self.choice, self.sketch, seed, over=over_clients)
         chosen = {**made.account, "normalise": normalise.how}
 
-        def admit(late: Sequence[Shard]) -> list[DualStream]:
-            """With the federation's settings, as a site that only receives."""
-            setting = self._settled(chosen)
-            return [model(refine(late_rows(shard), primary.shared, setting, self.smoothing)) for shard in late]
+        def admit(late: Sequence[Shard]) -> list[DualStream | LandmarkModel]:
+            """With the federation's settings, as a site that only receives; under noise with their own."""
+            if self.private:
+                own = personalise(
+                    lambda k: late_rows(late[k]), [*map(len, late)], primary, self.choice, self.sketch, seed
+                )
+                return [model(each) for each in own.clients]
+            setting, weight = self._settled(chosen), chosen.get("weight", 1.0)
+            return [model(refine(late_rows(shard), primary.shared, setting, self.smoothing, weight)) for shard in late]
 
         models = [model(own) for own in made.clients]
-        moments = needs_moments(self.normalise)
-        each_up, each_down = self._bytes(summed.width, n_classes)
-        each_up += description_bytes(features.shape[1], moments=moments) + ECHO_BYTES
+        traffic = made_of.traffic + self._traffic(clients, made_of, n_classes)
         yield Round(
             models,
-            index=1 + moments + (self.choice.open and self.scope != "client"),
-            bytes_up=sum(upload_bytes(clients, summed)) + len(clients) * each_up,
-            bytes_down=len(clients) * (each_down + scaling_bytes(normalise)),
-            chosen=chosen,
+            index=traffic.rounds,
+            bytes_up=traffic.total_up,
+            bytes_down=traffic.total_down(len(clients)),
+            chosen=chosen | made_of.account | {"bytes": traffic.account},
             admit=admit,
         )
+
+    def _solved(self, made_of: Streams, clients: Sequence[Shard], together: Sequence[Leaving]) -> Primary:
+        """The primary of the sums; under noise of these alone, with the gamma that it asks for."""
+        if made_of.gamma is not None:
+            primary = solve_primary(made_of.stats, made_of.gamma if self.gamma == "auto" else self.gamma)
+            # Noise lengthens rows, whose length is the unit of beta.
+            return Published.of(replace(primary, stats=of_length_one(primary.stats)))
+        if self.bits:  # which tell the repeated rows
+            return Published.of(solve_primary(made_of.stats, self.gamma))
+        n_copies = sum(int(own.copies.sum()) for own in together)
+        echoes = reduce(add, (echo(shard.features) for shard in clients))
+        return solve_primary(replace(made_of.stats, n_copies=n_copies, echo=echoes), self.gamma)
 
     @staticmethod
     def _settled(chosen: Mapping[str, Any]) -> tuple[float, float, float]:
@@ -144,8 +223,19 @@ class APFL(Method):
             raise InputError("clients differ in their settings, so a later one has none: use scope='federation'")
         return chosen["beta"], chosen["balance"], chosen["tau"]
 
-    def _bytes(self, width: int, n_classes: int) -> tuple[int, int]:
-        """Each client's table of hits up, and the publication down."""
-        sends_table = self.choice.open and self.scope != "client"
-        down = publication_bytes(width, n_classes, sketch=self.sketch if self.choice.open else None)
-        return table_bytes(self.choice.grid(1.0).shape) if sends_table else 0, down
+    def _traffic(self, clients: Sequence[Shard], made_of: Streams, n_classes: int) -> Traffic:
+        """What travels beside the statistics and what went before them: descriptions, tables, the publication."""
+        choice, n_clients = self.choice, len(clients)
+        moments = needs_moments(self.normalise) and not self.private
+        up = {"description": [description_bytes(clients[0].features.shape[1], moments=moments)] * n_clients}
+        if not self.bits:  # integers tell the echo, and none is sent under noise
+            up["echo"] = [ECHO_BYTES] * n_clients
+        sends_table = choice.open and choice.scope != "client"
+        if sends_table:
+            up["table"] = [len(choice.weights) * table_bytes(choice.grid(1.0).shape)] * n_clients
+        dtype = torch.int16 if self.bits else torch.float64
+        sketch = self.sketch if choice.open else None
+        down = {"publication": publication_bytes(made_of.stats.width, n_classes, sketch=sketch, dtype=dtype)}
+        if scaling := scaling_bytes(made_of.normalise):
+            down["scaling"] = scaling
+        return Traffic(up, down, 1 + moments + sends_table)

@@ -21,11 +21,11 @@ from apfl.data.federation import Shard
 from apfl.maths.machine import over_clients
 from apfl.maths.maps import Activation
 from apfl.maths.normalise import Normalise
-from apfl.maths.personalise import Rows, Shared, refine
+from apfl.maths.personalise import Rows, Shared, refine_all
 from apfl.maths.ridge import solve
 from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import mapped_and_summed, one_exchange, shared_normaliser, stream_maps, upload_bytes
+from apfl.methods._analytic import Width, mapped_and_summed, one_exchange, shared_normaliser, stream_maps, upload_bytes
 from apfl.methods._grid import alike
 from apfl.models.dual_stream import DualStream
 
@@ -34,8 +34,8 @@ from apfl.models.dual_stream import DualStream
 class APFLPaper(Method):
     """APFL exactly as published: width, ridges and balance fixed for everyone."""
 
-    d_primary: Annotated[int, Field(gt=0, le=2**20)] = 1024
-    d_refinement: Annotated[int, Field(gt=0, le=2**20)] = 1024
+    d_primary: Width = 1024
+    d_refinement: Width = 1024
     gamma: Annotated[float, Field(ge=0)] = 1.0
     beta: Annotated[float, Field(gt=0)] = 1.0
     balance: Annotated[float, Field(ge=0)] = 0.5
@@ -79,9 +79,11 @@ class _Fitted:
         self.shared = Shared(self.primary, summed.class_counts)
         self.upload_bytes = upload_bytes(clients, summed)
 
-    def refinement(self, shard: Shard, phi: Tensor, beta: float) -> Tensor:
-        rows = Rows(phi, self.maps[1](self.normalise(shard.features)), shard.labels)
-        return refine(rows, self.shared, (beta, self.method.balance, 0.0), smoothing=0.0).refinement
+    def refinements(self, clients: Sequence[Shard], phis: Sequence[Tensor], beta: float) -> list[Tensor]:
+        def rows_of(k: int) -> Rows:
+            return Rows(phis[k], self.maps[1](self.normalise(clients[k].features)), clients[k].labels)
+
+        return refine_all(rows_of, [*map(len, clients)], self.shared, beta, over=over_clients)
 
     def model(self, refinement: Tensor, balance: float) -> DualStream:
         primary_map, refinement_map = self.maps
@@ -90,15 +92,12 @@ class _Fitted:
     def rounds(self, points: Sequence[APFLPaper]) -> Iterator[Round]:
         """A round for each of some settings that differ in nothing but the balance."""
         features, beta = self.clients[0].features, points[0].beta
-        refinements = over_clients(
-            lambda k: self.refinement(self.clients[k], self.phis[k], beta), range(len(self.clients)), features.device
-        )
+        refinements = self.refinements(self.clients, self.phis, beta)
         for point in points:
 
             def admit(late: Sequence[Shard], balance: float = point.balance) -> list[DualStream]:
                 phis = [self.maps[0](self.normalise(shard.features)) for shard in late]
-                own = [self.refinement(shard, phi, beta) for shard, phi in zip(late, phis, strict=True)]
-                return [self.model(each, balance) for each in own]
+                return [self.model(each, balance) for each in self.refinements(late, phis, beta)]
 
             yield one_exchange(
                 [self.model(each, point.balance) for each in refinements], self.normalise, features.shape[1],

@@ -58,13 +58,13 @@ def _aligned(stack: Stack, local: Params, received: Params, t: int) -> Params:
 
     Minibatch loss: for each label in it, the mean squared distance of its rows to the label's prototype, summed.
     """
-    there = stack.participants(t)
+    present = stack.participants(t)
     prototypes = class_means(stack, _base(local))[0]
     aligned = {name: p.clone() for name, p in local.items()}
     for name, p in _base(received).items():
-        aligned[name][stack.heads_of(there)] = p[stack.heads_of(there)]
+        aligned[name][stack.heads_of(present)] = p[stack.heads_of(present)]
     base = _base(aligned)
-    for batch in stack.batches(there, stack.shuffles(t, 1, skip=stack.points[0].epochs), ALIGN_BATCH):
+    for batch in stack.batches(present, stack.shuffles(t, 1, skip=stack.points[0].epochs), ALIGN_BATCH):
         own = {name: p[batch.heads] for name, p in base.items()}
         rep = represent(own, batch.x)
         real = batch.share.expand(*batch.y.shape, 1)[..., 0] > 0

@@ -42,10 +42,10 @@ class FedAvgFT(FedAvg):
 def before_finetuning(advance: Callable[[Stack, State, int], State], stack: Stack, state: State, t: int) -> State:
     """A round in which grid points that differ only in what comes after it are trained once."""
     groups = alike(stack.points, without=("finetune_epochs",))
-    some = stack.only([places[0] for places in groups])
+    firsts = stack.only([places[0] for places in groups])
     first = {name: p[[places[0] for places in groups]] for name, p in state["global"].items()}
-    trained = advance(some, {"global": first}, t)["global"]
-    stack.bytes_up, stack.bytes_down = some.bytes_up, some.bytes_down
+    trained = advance(firsts, {"global": first}, t)["global"]
+    stack.bytes_up, stack.bytes_down = firsts.bytes_up, firsts.bytes_down
     group_of = {place: i for i, places in enumerate(groups) for place in places}
     each = [group_of[place] for place in range(len(stack.points))]
     return {"global": {name: p[each] for name, p in trained.items()}}

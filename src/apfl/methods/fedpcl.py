@@ -118,7 +118,7 @@ def _adam(params: Params, lr: float, decay: float, beta1: float = 0.9, beta2: fl
 def _count(stack: Stack, counts: Tensor, t: int) -> None:
     """Up: a client's own prototypes; down, to everyone: the shared ones and all clients' own."""
     one = stack.points[0].adapter * stack.features.element_size()
-    held = (counts > 0).sum(1)
-    everyones = int(held.sum()) + int((counts.sum(0) > 0).sum())
+    n_classes = (counts > 0).sum(1)
+    everyones = int(n_classes.sum()) + int((counts.sum(0) > 0).sum())
     sending = stack.participants(t) if t > 0 else list(stack.everyone)  # all begin with prototypes of their own
-    stack.count(up=int(held[sending].sum()) * one, down=len(stack.sizes) * everyones * one)
+    stack.count(up=int(n_classes[sending].sum()) * one, down=len(stack.sizes) * everyones * one)

@@ -13,8 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from apfl.methods._stack import Stack
-from apfl.methods._training import RATES, State
-from apfl.methods.fedavg_ft import before_finetuning, finetuned
+from apfl.methods._training import State
+from apfl.methods.fedavg_ft import FedAvgFT, before_finetuning, finetuned
 from apfl.methods.fedprox import FedProx
 
 
@@ -22,12 +22,12 @@ from apfl.methods.fedprox import FedProx
 class FedProxFT(FedProx):
     """FedProx, then some epochs of fine-tuning on the client's own rows."""
 
-    finetune_epochs: Annotated[int, Field(ge=0)] = 20
+    finetune_epochs: Annotated[int, Field(ge=0)] = FedAvgFT.finetune_epochs
 
     personal: ClassVar[bool] = True
     admits: ClassVar[bool] = True
     stacked: ClassVar[frozenset[str]] = frozenset({"finetune_epochs", "lr", "mu"})
-    grid: ClassVar[Mapping[str, Any]] = {"lr": RATES, "finetune_epochs": (3, 20, 100)}
+    grid: ClassVar[Mapping[str, Any]] = FedAvgFT.grid
 
     def advance(self, stack: Stack, state: State, t: int) -> State:
         return before_finetuning(super().advance, stack, state, t)

@@ -11,37 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 
 from apfl.data.federation import Shard
-from apfl.maths.maps import Activation
-from apfl.maths.normalise import Normalise
 from apfl.maths.wire import nbytes
-from apfl.methods import Method, Round
-from apfl.methods._analytic import one_exchange, shared_ridge, upload_bytes
+from apfl.methods import Round
+from apfl.methods._analytic import OneMap, one_exchange, upload_bytes
 from apfl.models.linear_head import LinearHead
 
 
 @dataclass(frozen=True)
-class OLL(Method):
+class OLL(OneMap):
     """The shared primary stream restricted to the classes the client has: no personal weights."""
-
-    d: Annotated[int, Field(gt=0)] = 1024
-    gamma: Annotated[float, Field(ge=0)] = 1.0
-    activation: Activation = "relu"
-    normalise: Normalise = "row"
 
     personal: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, Any]] = {"gamma": (1.0, 30.0, 1000.0)}
 
-    def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
-        return self.d, 0
-
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
-        ridge = shared_ridge(clients, n_classes, self.normalise, self.d, self.activation, seed, self.gamma)
+        ridge = self.shared(clients, n_classes, seed)
         primary, models = ridge.weights, []
         for shard in clients:
             bias = torch.full((n_classes,), -math.inf, dtype=primary.dtype, device=primary.device)

@@ -9,10 +9,9 @@ on the client's own rows, and never leaves it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,15 +19,23 @@ from torch import Tensor
 from apfl.errors import InputError
 from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import Normaliser
-from apfl.models.file import Container, read, write
-from apfl.models.undecided import undecided
+from apfl.models.base import ClientModel, common_of
+from apfl.models.file import Container
 
 __all__ = ["DualStream"]
 
 
 @dataclass(frozen=True, eq=False)
-class DualStream:
-    """A client's model. Without a refinement it is the primary stream alone, as AFL or a new client has it."""
+class DualStream(ClientModel):
+    """A client's model. Without a refinement it is the primary stream alone, as AFL or a new client has it.
+
+    >>> from apfl import random_map
+    >>> model = DualStream(random_map(4, 8), torch.ones(8, 2, dtype=torch.float64), class_names=["cat", "dog"])
+    >>> model
+    DualStream(primary (8, 2), balance 0, 2 classes)
+    >>> tuple(model.scores(torch.ones(3, 4)).shape)
+    (3, 2)
+    """
 
     primary_map: FeatureMap
     primary: Tensor  # G (d_P, c), float64
@@ -39,46 +46,38 @@ class DualStream:
     class_names: Sequence[str] | None = None
     temperature: float | None = None  # of softmax(scores / temperature)
     prior: Tensor | None = None  # (c,), added to the scores: tau * log(p_k / p)
+    about: Mapping[str, Any] = field(default_factory=dict)  # whose model it is, of which features; see `file.about`
 
     kind = "dual-stream"
 
-    def scores(self, features: Tensor) -> Tensor:
-        """Phi G + balance * Psi P_k, plus the local prior where there is one, (n, c), float64."""
-        return torch.cat([self._scores(rows) for rows in torch.split(features, 8192)])
+    def __repr__(self) -> str:
+        streams = [f"primary {tuple(self.primary.shape)}"]
+        streams += [] if self.refinement is None else [f"refinement {tuple(self.refinement.shape)}"]
+        return f"DualStream({', '.join(streams)}, balance {self.balance:g}, {self.primary.shape[1]} classes)"
 
     def _scores(self, features: Tensor) -> Tensor:
+        """Phi G + balance * Psi P_k, plus the local prior if there is one, (n, c), float64."""
         z = self.normaliser(features)
         scores = self.primary_map(z).to(torch.float64) @ self.primary
         if self.refinement is not None and self.refinement_map is not None and self.balance:
             scores.add_(self.refinement_map(z).to(torch.float64) @ self.refinement, alpha=self.balance)
         return scores if self.prior is None else scores.add_(self.prior)
 
-    def predict(self, features: Tensor) -> Tensor:
-        """The index of the highest score, (n,); -1 if the row has no decision (see `apfl.models.undecided`)."""
-        scores = self.scores(features)
-        return scores.argmax(1).masked_fill(undecided(self, features, scores) > 0, -1)
-
     def container(self) -> Container:
         """The model as data."""
-        tensors = {"primary": self.primary}
-        settings: dict[str, Any] = {
+        tensors = {"primary": self.primary, "prior": self.prior}
+        settings = {
             "primary_map": self.primary_map.spec(),
             "balance": self.balance,
-            "normalise": self.normaliser.how,
-            "class_names": None if self.class_names is None else list(self.class_names),
             "temperature": self.temperature,
         }
-        if self.prior is not None:
-            tensors["prior"] = self.prior
         if self.refinement is not None and self.refinement_map is not None:
             tensors["refinement"] = self.refinement
             settings["refinement_map"] = self.refinement_map.spec()
-        if self.normaliser.mean is not None and self.normaliser.std is not None:
-            tensors |= {"mean": self.normaliser.mean, "std": self.normaliser.std}
-        return Container(self.kind, tensors, settings)
+        return self._with_common(tensors, settings)
 
     @classmethod
-    def from_container(cls, container: Container) -> DualStream:
+    def from_container(cls, container: Container) -> Self:
         """The model back from data; its random maps are drawn again and checked by fingerprint."""
         with container.opened(cls.kind) as (tensors, settings):
             refinement_map = settings.get("refinement_map")
@@ -88,10 +87,9 @@ class DualStream:
                 refinement_map=None if refinement_map is None else FeatureMap.from_spec(refinement_map),
                 refinement=tensors.get("refinement"),
                 balance=float(settings["balance"]),
-                normaliser=Normaliser(settings["normalise"], tensors.get("mean"), tensors.get("std")),
-                class_names=settings["class_names"],
                 temperature=settings["temperature"],
                 prior=tensors.get("prior"),
+                **common_of(container),
             )
         if model.primary.shape[0] != model.primary_map.width:
             raise InputError(
@@ -99,12 +97,3 @@ class DualStream:
                 f"for a map of width {model.primary_map.width}"
             )
         return model
-
-    def save(self, path: str | Path) -> None:
-        """Write the model as one self-contained safetensors file."""
-        write(self.container(), path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> DualStream:
-        """Read a model that `save` (or `apfl run`, or `apfl export`) wrote."""
-        return cls.from_container(read(path))

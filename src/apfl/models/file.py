@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -22,7 +23,10 @@ from torch import Tensor
 from apfl.errors import InputError, unknown
 from apfl.files import replacing
 
-__all__ = ["FORMAT_VERSION", "Container", "Model", "load_model", "read", "write"]
+if TYPE_CHECKING:
+    from apfl.models.base import ClientModel
+
+__all__ = ["FORMAT_VERSION", "Container", "Model", "about", "load_model", "model_file", "model_of", "read", "write"]
 
 FORMAT_VERSION = 1
 
@@ -48,7 +52,13 @@ class Container:
 
 @runtime_checkable
 class Model(Protocol):
-    """What one client ends up with."""
+    """What one client ends up with.
+
+    >>> import apfl
+    >>> model = apfl.run("digits", "afl", clients=5, seeds=1).model("afl", client=0)
+    >>> model.kind, len(model.class_names), tuple(model.scores([[0.0] * 64]).shape)
+    ('dual-stream', 10, (1, 10))
+    """
 
     kind: str
 
@@ -66,16 +76,52 @@ class Model(Protocol):
         ...
 
 
-def load_model(path: str | Path) -> Model:
-    """Read any model file."""
-    from apfl.models.dual_stream import DualStream  # both are written in terms of `Container`
-    from apfl.models.linear_head import LinearHead
+def load_model(path: str | Path) -> ClientModel:
+    """Read any model file; ``load_model(path).predict(rows)`` names the class of each row of an array or DataFrame.
 
-    kinds: dict[str, type[DualStream] | type[LinearHead]] = {DualStream.kind: DualStream, LinearHead.kind: LinearHead}
-    container = read(path)
+    >>> import apfl, tempfile
+    >>> model = apfl.run("digits", "afl", clients=5, seeds=1).model("afl", client=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model.save(f"{folder}/mine.safetensors")
+    ...     load_model(f"{folder}/mine.safetensors")
+    DualStream(primary (64, 10), balance 0, 10 classes)
+    """
+    return model_of(read(path))
+
+
+def model_of(container: Container) -> ClientModel:
+    """The model of a container of any kind."""
+    from apfl.models.dual_stream import DualStream  # both are written in terms of `Container`
+    from apfl.models.landmark import LandmarkModel
+    from apfl.models.linear_head import LinearHead
+    from apfl.models.residual import ResidualBlocks
+
+    kinds: dict[str, type[ClientModel]] = {
+        each.kind: each for each in (DualStream, LandmarkModel, LinearHead, ResidualBlocks)
+    }
     if container.kind not in kinds:
         raise unknown("kind of model", container.kind, kinds)
     return kinds[container.kind].from_container(container)
+
+
+def about(container: Container) -> dict[str, Any]:
+    """What the file says about the model: its client, the names of its features, their backbone. Empty in old files.
+
+    >>> about(Container("linear-head", {}, {"about": {"client": "North"}}))
+    {'client': 'North'}
+    """
+    stated = container.settings.get("about")
+    return stated if isinstance(stated, dict) else {}
+
+
+def model_file(k: int, client: str) -> str:
+    """The file of a client's model; its name is in it if it is more than the number.
+
+    >>> model_file(0, "0"), model_file(1, "St. Mary / North")
+    ('client-0.safetensors', 'client-1-St._Mary_North.safetensors')
+    """
+    plain = re.sub(r"[^\w.-]+", "_", client)[:60]
+    return f"client-{k}.safetensors" if client == str(k) else f"client-{k}-{plain}.safetensors"
 
 
 def write(container: Container, path: str | Path, *, shared: Iterable[str] = ()) -> None:

@@ -5,8 +5,9 @@ scores = rep W + b        rep = the features, or max(0, Z A + a) with an adapter
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from apfl.errors import InputError
 from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import Normaliser
+from apfl.models.base import ClientModel, common_of
 from apfl.models.file import Container
 
 __all__ = ["LinearHead"]
@@ -22,7 +24,7 @@ _OPTIONAL = ("base_weight", "base_bias", "offset")
 
 
 @dataclass(frozen=True, eq=False)
-class LinearHead:
+class LinearHead(ClientModel):
     """A client's model. A bias of minus infinity rules a class out."""
 
     weight: Tensor  # W (r, c)
@@ -34,14 +36,16 @@ class LinearHead:
     feature_map: FeatureMap | None = None  # a random map between the features and all this
     normaliser: Normaliser = field(default_factory=Normaliser)
     class_names: Sequence[str] | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)  # whose model it is, of which features; see `file.about`
 
     kind = "linear-head"
 
-    def scores(self, features: Tensor) -> Tensor:
-        """(n, c), in the dtype of the head."""
-        return torch.cat([self._scores(rows) for rows in torch.split(features, 8192)])
+    def __repr__(self) -> str:
+        adapter = "" if self.base_weight is None else f"adapter {tuple(self.base_weight.shape)}, "
+        return f"LinearHead({adapter}weight {tuple(self.weight.shape)}, {self.weight.shape[1]} classes)"
 
     def _scores(self, features: Tensor) -> Tensor:
+        """(n, c), in the dtype of the head."""
         z = self.normaliser(features)
         if self.feature_map is not None:
             z = self.feature_map(z)
@@ -59,20 +63,12 @@ class LinearHead:
 
     def container(self) -> Container:
         """The model as data."""
-        tensors = {"weight": self.weight, "bias": self.bias}
-        tensors |= {name: value for name in _OPTIONAL if (value := getattr(self, name)) is not None}
-        if self.normaliser.mean is not None and self.normaliser.std is not None:
-            tensors |= {"mean": self.normaliser.mean, "std": self.normaliser.std}
-        settings = {
-            "unit": self.unit,
-            "feature_map": None if self.feature_map is None else self.feature_map.spec(),
-            "normalise": self.normaliser.how,
-            "class_names": None if self.class_names is None else list(self.class_names),
-        }
-        return Container(self.kind, tensors, settings)
+        tensors = {"weight": self.weight, "bias": self.bias, **{name: getattr(self, name) for name in _OPTIONAL}}
+        spec = None if self.feature_map is None else self.feature_map.spec()
+        return self._with_common(tensors, {"unit": self.unit, "feature_map": spec})
 
     @classmethod
-    def from_container(cls, container: Container) -> LinearHead:
+    def from_container(cls, container: Container) -> Self:
         """The model back from data."""
         with container.opened(cls.kind) as (tensors, settings):
             spec = settings["feature_map"]
@@ -84,6 +80,5 @@ class LinearHead:
                 tensors.get("offset"),
                 unit=bool(settings["unit"]),
                 feature_map=None if spec is None else FeatureMap.from_spec(spec),
-                normaliser=Normaliser(settings["normalise"], tensors.get("mean"), tensors.get("std")),
-                class_names=settings["class_names"],
+                **common_of(container),
             )

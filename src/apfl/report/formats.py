@@ -134,10 +134,10 @@ Written = Callable[[Row, Column], str]
 
 def by_data(results: Results) -> list[list[Column]]:
     """A block of columns for each data set."""
-    found: dict[str, list[Column]] = {}
+    groups: dict[str, list[Column]] = {}
     for column in results.columns:
-        found.setdefault(column.parts[0], []).append(column)
-    return list(found.values())
+        groups.setdefault(column.parts[0], []).append(column)
+    return list(groups.values())
 
 
 def rows_of(block: Sequence[Column], results: Results, cells: Container[tuple[Row, Column]]) -> list[Row]:
@@ -148,31 +148,40 @@ def rows_of(block: Sequence[Column], results: Results, cells: Container[tuple[Ro
 def markdown(results: Results, digits: int = 1) -> str:
     """Tables of GitHub's Markdown, one for each data set."""
 
-    def cell(row: Row, column: Column) -> str:
-        found = results.cells.get((row, column))
-        value = written(found, results, digits)
-        value = {1: f"**{value}**", 2: f"<u>{value}</u>"}.get(found.place if found else 0, value)
-        paper = found.published if found else None
-        return value if paper is None else f"{value} ({results.metric.write(paper, digits)})"
+    def apart(row: Row, column: Column) -> str:
+        return points(results, row, column, digits)
 
-    def grid(block: Sequence[Column], rows: Sequence[Row], of: Written) -> list[str]:
-        heads = ["method", *(", ".join(heading(column, block)) for column in block)]
-        lines = [heads, ["---"] * len(heads)]
-        lines += [[row.label, *(of(row, column) for column in block)] for row in rows]
-        return ["", *("| " + " | ".join(map(_markdown_escaped, line)) + " |" for line in lines), ""]
-
-    lines = []
+    cell, lines = _marked(results, digits, "**{}**", "<u>{}</u>", str), []
     for block in by_data(results):
-        lines += [f"**{_markdown_escaped(title(block))}**", *grid(block, rows_of(block, results, results.cells), cell)]
+        lines += _markdown_grid(title(block), block, rows_of(block, results, results.cells), cell)
     lines += [*notes(results, ("bold", "underlined"), SOURCE), ""]
     if results.ours is not None and results.differences:
         for block in by_data(results):
-            rows = rows_of(block, results, results.differences)
             name = f"{results.ours.label} minus …, in points: {title(block)}"
-            lines += [f"**{_markdown_escaped(name)}**"]
-            lines += grid(block, rows, lambda row, column: points(results, row, column, digits))
+            lines += _markdown_grid(name, block, rows_of(block, results, results.differences), apart)
         lines += [" ".join(difference_notes(results)).replace("*", "\\*"), ""]
     return "\n".join([*lines, *(f"- {line}" for line in summary(results))]) + "\n"
+
+
+def _marked(results: Results, digits: int, best: str, second: str, escaped: Callable[[str], str]) -> Written:
+    """How a cell is written: its value, marked if it is the best or second of its column, then the paper's."""
+
+    def cell(row: Row, column: Column) -> str:
+        score = results.cells.get((row, column))
+        value = escaped(written(score, results, digits))
+        if score is None:
+            return value
+        value = {1: best, 2: second}.get(score.place or 0, "{}").format(value)
+        return value if score.published is None else f"{value} ({results.metric.write(score.published, digits)})"
+
+    return cell
+
+
+def _markdown_grid(name: str, block: Sequence[Column], rows: Sequence[Row], of: Written) -> list[str]:
+    heads = ["method", *(", ".join(heading(column, block)) for column in block)]
+    lines = [heads, ["---"] * len(heads), *([row.label, *(of(row, column) for column in block)] for row in rows)]
+    table = ["| " + " | ".join(map(_markdown_escaped, line)) + " |" for line in lines]
+    return [f"**{_markdown_escaped(name)}**", "", *table, ""]
 
 
 def _markdown_escaped(words: str) -> str:
@@ -182,16 +191,10 @@ def _markdown_escaped(words: str) -> str:
 def latex(results: Results, digits: int = 1) -> str:
     """A ``table`` environment for booktabs: a tabular for each data set, then one each for the differences."""
 
-    def cell(row: Row, column: Column) -> str:
-        found = results.cells.get((row, column))
-        value = _tex(written(found, results, digits))
-        value = {1: f"\\textbf{{{value}}}", 2: f"\\underline{{{value}}}"}.get(found.place if found else 0, value)
-        paper = found.published if found else None
-        return value if paper is None else f"{value} ({results.metric.write(paper, digits)})"
-
     def apart(row: Row, column: Column) -> str:
         return _tex(points(results, row, column, digits))
 
+    cell = _marked(results, digits, "\\textbf{{{}}}", "\\underline{{{}}}", _tex)
     parts = [_tabular(block, rows_of(block, results, results.cells), cell, title(block)) for block in by_data(results)]
     caption = notes(results, ("Bold", "underlined"), SOURCE)
     if results.ours is not None and results.differences:

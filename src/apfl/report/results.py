@@ -10,10 +10,11 @@ import numpy as np
 
 from apfl.errors import InputError, unknown
 from apfl.experiments.record import Record
+from apfl.report.caveats import rarest_recall
 from apfl.report.compare import Difference, Pairs, holm, paired_difference
 from apfl.report.published import published
 from apfl.report.sheet import Column, Row, Sheet
-from apfl.report.terminal import human_bytes
+from apfl.report.units import human_bytes
 
 __all__ = ["METRICS", "Cell", "Metric", "Results", "results"]
 
@@ -67,6 +68,11 @@ METRICS = {
             "auroc_client_mean",
             "mean over clients of the final model's one-vs-rest area under the ROC curve",
             lambda r: r.auroc_client_mean,
+        ),
+        Metric(
+            "recall_rarest_class",
+            "the final models' recall of the class with fewest training rows, over all test rows of it",
+            rarest_recall,
         ),
         Metric("accuracy_client_std", "spread of the accuracy over clients", lambda r: r.accuracy_client_std, False),
         Metric("seconds", "training time, from features to models in memory", lambda r: r.seconds, False, False),
@@ -166,8 +172,8 @@ def _rounded(mean: float) -> float:
 
 
 def _cell(records: Sequence[Record], metric: Metric) -> Cell | None:
-    found = [(record.seed, metric.of(record)) for record in records]
-    known = [(seed, value) for seed, value in found if value is not None]
+    measured = [(record.seed, metric.of(record)) for record in records]
+    known = [(seed, value) for seed, value in measured if value is not None]
     if not known:
         return None
     values = [value for _, value in known]
@@ -213,16 +219,16 @@ def _differences(sheet: Sheet, ours: Row, column: Column, weighted: bool) -> dic
     by_row = sheet.records(column)
     if ours not in by_row:
         return {}
-    found: dict[Row, Difference] = {}
+    paired: dict[Row, Difference] = {}
     for row, theirs in by_row.items():
         if row is ours or not row.competes:
             continue
         same = column.partition == "given"
         pairs = _pairs(by_row[ours], theirs, weighted, same)
         if pairs:
-            found[row] = paired_difference(pairs, same_clients=same)
-    adjusted = holm([each.p for each in found.values()])
-    return {(row, column): replace(each, p_holm=p) for (row, each), p in zip(found.items(), adjusted, strict=True)}
+            paired[row] = paired_difference(pairs, same_clients=same)
+    adjusted = holm([each.p for each in paired.values()])
+    return {(row, column): replace(each, p_holm=p) for (row, each), p in zip(paired.items(), adjusted, strict=True)}
 
 
 def _pairs(ours: Sequence[Record], theirs: Sequence[Record], weighted: bool, same_clients: bool) -> list[Pairs]:

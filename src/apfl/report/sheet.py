@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from apfl.errors import InputError
-from apfl.experiments.record import Record, read_records
+from apfl.experiments.record import Record, as_read, hashes, read_records
 from apfl.experiments.run import Protocol
 from apfl.methods import load_method, method_names
 
@@ -87,14 +87,14 @@ class Sheet:
 
 def read(paths: Iterable[Path]) -> list[Record]:
     """The records of some files and folders; none at all is an error."""
-    found: list[Record] = []
+    kept: list[Record] = []
     for path in paths:
         if not path.exists():
             raise InputError(f"there is no {path}; give records.jsonl, or a folder that `apfl run` or `bench` wrote")
-        found += read_records(path)
-    if not found:
+        kept += read_records(path)
+    if not kept:
         raise InputError("no records given; `apfl run` and `apfl bench` write them, one for each method and seed")
-    return found
+    return kept
 
 
 def gather(records: Iterable[Record]) -> Sheet:
@@ -131,9 +131,10 @@ def _distinguishing(record: Record) -> dict[str, Any]:
     """What makes two records of a method alike: settings, but for those that were tuned, of which the names count, and
     those that an oracle found for each seed."""
     tuned = sorted(record.tuning.get("axes", {}))
-    found = ORACLE if record.method.endswith("_oracle") else ()
-    plain = {name: value for name, value in record.settings.items() if name not in (*tuned, *found)}
-    return plain | ({"tuned": "+".join(tuned)} if tuned else {})
+    ignored = ORACLE if record.method.endswith("_oracle") else ()
+    plain = {name: value for name, value in record.settings.items() if name not in (*tuned, *ignored)}
+    own = {"file": hashes(record.files)["method"][:8]} if "method" in record.files else {}  # another text, another row
+    return plain | own | ({"tuned": "+".join(tuned)} if tuned else {})
 
 
 def _settings(record: Record) -> str:
@@ -141,7 +142,8 @@ def _settings(record: Record) -> str:
 
 
 def _protocol(record: Record) -> dict[str, Any]:
-    return asdict(Protocol()) | dict(record.protocol)  # a record from before an option has its default
+    own = {"file": hashes(record.files)["partition"][:8]} if "partition" in record.files else {}
+    return asdict(Protocol()) | dict(record.protocol) | own  # a record from before an option has its default
 
 
 def _federation(record: Record) -> str:
@@ -224,7 +226,7 @@ def _defaults(method: str) -> dict[str, Any] | None:
     """A method's own settings as a record has them; None for a name from elsewhere."""
     if method not in method_names():
         return None
-    settings: dict[str, Any] = json.loads(json.dumps(asdict(load_method(method))))
+    settings: dict[str, Any] = as_read(asdict(load_method(method)))
     return settings
 
 

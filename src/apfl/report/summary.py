@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from apfl.report.caveats import unmeasured
 from apfl.report.compare import FEW_SEEDS
 from apfl.report.results import Results
 from apfl.report.sheet import Column, Row
@@ -24,8 +25,8 @@ def _short_training(results: Results) -> list[str]:
     trained = sorted({record.settings["n_rounds"] for record in results.sheet.all if "n_rounds" in record.settings})
     if not trained or trained[0] >= ROUNDS:
         return []
-    told = f"{trained[0]}" if len(trained) == 1 else f"{trained[0]} to {trained[-1]}"
-    return [f"The gradient methods were trained for {told} round{'s' * (trained != [1])}; the paper has {ROUNDS}."]
+    rounds = f"{trained[0]}" if len(trained) == 1 else f"{trained[0]} to {trained[-1]}"
+    return [f"The gradient methods were trained for {rounds} round{'s' * (trained != [1])}; the paper has {ROUNDS}."]
 
 
 def _standings(results: Results) -> list[str]:
@@ -169,11 +170,25 @@ def _warnings(results: Results) -> list[str]:
     devices = sorted({record.device for record in results.sheet.all})
     if len(devices) > 1 and results.metric.name == "seconds":
         lines.append(f"Measured on different devices ({', '.join(devices)}): times do not compare.")
+    lines += [f"{_where(results, column)}{missing}" for column, missing in _unmeasured(results).items()]
     if any(each.n_seeds == 1 and each.n_clients < FEW for each in results.differences.values()):
         lines.append(f"With one seed and fewer than {FEW} clients, intervals are too narrow.")
     if results.why_no_differences:
         lines.append(f"{results.why_no_differences}.")
     return lines
+
+
+def _unmeasured(results: Results) -> dict[Column, str]:
+    """For each federation, the clients that its means are without."""
+    found = {
+        column: unmeasured(record for own in results.sheet.records(column).values() for record in own)
+        for column in results.columns
+    }
+    return {column: missing for column, missing in found.items() if missing}
+
+
+def _where(results: Results, column: Column) -> str:
+    return f"{column.label}: " if len(results.columns) > 1 else ""
 
 
 def difference_notes(results: Results) -> list[str]:

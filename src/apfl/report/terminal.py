@@ -1,47 +1,73 @@
-"""In the terminal: records as one table, and where a federation stands."""
+"""In the terminal: records as one table."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Sequence
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
+from apfl.errors import printable
 from apfl.experiments.record import Record
+from apfl.report.caveats import in_words, rarest_recall, unmeasured
+from apfl.report.units import human_bytes
 
-__all__ = ["human_bytes", "results_table", "status_view"]
+__all__ = ["HEADS", "results_caption", "results_lines", "results_table", "results_title"]
+
+HEADS = ("acc.", "bal.", "rare", "±seeds", "worst", "rounds", "up", "down", "sec.")
 
 
 def results_table(records: Sequence[Record]) -> Table:
-    """One line for each method: means over seeds, spread over clients and over seeds."""
+    """One line for each method: means over seeds, and their spread."""
     table = Table(
-        title=_title(records),
-        caption="acc.: mean over clients of the final model's accuracy on the client's own test rows, in %; "
-        "worst: mean of the worst tenth of the clients; up, down: bytes of all clients together",
+        title=results_title(records),
+        caption=escape(results_caption(records)),
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
     table.add_column("method", no_wrap=True)
-    for heading in ("acc.", "±clients", "±seeds", "worst", "rounds", "up", "down", "sec."):
+    for heading in HEADS:
         table.add_column(heading, justify="right", no_wrap=True)
-    by_method: dict[str, list[Record]] = {}
-    for record in records:
-        by_method.setdefault(record.method, []).append(record)
+    by_method = _by_method(records)
     means = {method: np.mean([r.accuracy_client_mean for r in own]) for method, own in by_method.items()}
-    for method, own in by_method.items():
-        name, accuracy, *others = _line(method, own)
+    for (method, _), (name, accuracy, *others) in zip(by_method.items(), results_lines(records), strict=True):
         best = means[method] == max(means.values())
         table.add_row(*([f"[bold]{name}[/bold]", f"[bold]{accuracy}[/bold]"] if best else [name, accuracy]), *others)
     return table
 
 
-def _title(records: Sequence[Record]) -> str:
+def results_caption(records: Sequence[Record]) -> str:
+    """What the columns are, and which clients are missing from their means."""
+    rarest = in_words(records)
+    parts = [
+        "acc.: mean over clients of the final model's accuracy on the client's own test rows, in %",
+        "bal.: the same of its recall, averaged over the client's classes",
+        f"rare: recall of the rarest class{f' ({printable(rarest, 100)})' if rarest else ''}",
+        "worst: mean of the worst tenth of the clients",
+        "up, down: bytes of all clients together",
+    ]
+    missing = unmeasured(records)
+    return "; ".join(parts) + (f". {printable(missing)}" if missing else "")
+
+
+def results_lines(records: Sequence[Record]) -> list[list[str]]:
+    """For each method its name and what `HEADS` names."""
+    return [_line(method, own) for method, own in _by_method(records).items()]
+
+
+def _by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
+    by_method: dict[str, list[Record]] = {}
+    for record in records:
+        by_method.setdefault(record.method, []).append(record)
+    return by_method
+
+
+def results_title(records: Sequence[Record]) -> str:
+    """Data, clients and seeds in a line."""
     first, seeds = records[0], sorted({record.seed for record in records})
     alpha = "" if first.alpha is None else f", alpha {first.alpha:g}"
     return f"{first.data}: {first.n_clients} clients, {first.partition}{alpha}, seeds {', '.join(map(str, seeds))}"
@@ -52,80 +78,25 @@ def _line(method: str, records: Sequence[Record]) -> list[str]:
     return [
         method,
         _percent(per_seed),
-        _percent([record.accuracy_client_std for record in records]),
+        _percent([record.balanced_accuracy_client_mean for record in records]),
+        _percent([recall for record in records if (recall := rarest_recall(record)) is not None]),
         f"{100 * np.std(per_seed, ddof=1):.1f}" if len(records) > 1 else "–",
         _percent([record.accuracy_worst_decile for record in records]),
         str(records[-1].rounds),
-        human_bytes(np.mean([record.bytes_up for record in records])),
-        human_bytes(np.mean([record.bytes_down for record in records])),
+        _three_digits(human_bytes(np.mean([record.bytes_up for record in records]))),
+        _three_digits(human_bytes(np.mean([record.bytes_down for record in records]))),
         f"{np.mean([record.seconds for record in records]):.2f}",
     ]
 
 
 def _percent(fractions: Sequence[float]) -> str:
-    return f"{100 * np.mean(fractions):.1f}"
+    return f"{100 * np.mean(fractions):.1f}".replace("100.0", "100") if fractions else "–"
 
 
-def human_bytes(n: float | np.floating[Any]) -> str:
-    """A number of bytes in decimal units.
+def _three_digits(size: str) -> str:
+    """Room in a narrow table.
 
-    >>> human_bytes(4_200_000)
-    '4.2 MB'
+    >>> _three_digits("216.1 kB"), _three_digits("51.2 kB")
+    ('216 kB', '51.2 kB')
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000:
-            return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} TB"
-
-
-STATES = {
-    "member": "in the sum", "pending": "waits for the next publication", "described": "has described its rows",
-    "visitor": "has not contributed", "gone": "left", "expected": "not seen yet",
-}  # fmt: skip
-
-
-def status_view(status: Mapping[str, Any], expected: Sequence[str] = (), lines: Sequence[str] = ()) -> RenderableType:
-    """Who joined, answered and is late; bytes; membership; accuracy where it was reported; what happened last."""
-    parts: list[RenderableType] = [_sites(status, expected)]
-    parts.append(Text(f"{_publication(status)}   received {human_bytes(status['bytes_up'])}"))
-    if status["n_refusals"]:
-        last = status["refusals"][0]
-        parts.append(Text(f"{status['n_refusals']} refused; last: {last['client'] or '?'}, {last['reason']}", "yellow"))
-    return Group(*parts, *(Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in lines))
-
-
-def _sites(status: Mapping[str, Any], expected: Sequence[str]) -> Table:
-    terms = status["terms"]
-    title = f"federation {status['federation']}   {status['phase']}   quorum {status['quorum']}"
-    if terms["settled"]:
-        title += f"   width {terms['method']['d_primary']}   {len(terms['class_names'])} classes"
-    table = Table("site", "state", "rows", "sent", "table", "holds", "accuracy", "last heard of", title=title)
-    for row in status["clients"]:
-        table.add_row(*_row(row, status["current"]))
-    for name in sorted(set(expected) - {row["name"] for row in status["clients"]}):
-        table.add_row(name, STATES["expected"], "", "", "", "", "", "")
-    return table
-
-
-def _publication(status: Mapping[str, Any]) -> str:
-    current = status["current"]
-    latest = next((each for each in status["publications"] if each["number"] == current), None)
-    if latest is None:
-        return "nothing is published yet"
-    members = latest["members"]
-    return (
-        f"publication {current}: {latest['n']:,} rows of {len(members)} sites ({', '.join(members)}), "
-        f"gamma {latest['gamma']:.3g}"
-    )
-
-
-def _row(row: Mapping[str, Any], current: int | None) -> list[str]:
-    rows = row["n"] if row["n"] is not None else row["described"]
-    accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.4f} on {row['n_test']}"
-    heard = row["received"] or row["since"]
-    return [
-        row["name"], STATES[row["state"]], "" if rows is None else f"{rows:,}", human_bytes(row["bytes_up"]),
-        "yes" if row["table"] else "late" if row["state"] == "member" and current else "",
-        ", ".join(map(str, row["holds"])), accuracy, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(heard)),
-    ]  # fmt: skip
+    return re.sub(r"^(\d{3})\.\d", r"\1", size)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from apfl.data.registry import Registry, is_path
+from apfl.data.registry import Registry, file_of, is_path
 from apfl.errors import InputError
 
 __all__ = ["BACKBONES", "Backbone", "backbone_names", "load_backbone", "weights_sha256"]
@@ -23,19 +23,26 @@ __all__ = ["BACKBONES", "Backbone", "backbone_names", "load_backbone", "weights_
 BACKBONES = Registry("backbone", "apfl.data.backbones", "apfl.backbones", attrgetter("load"))
 
 
+def never(_: Any) -> bool:
+    """Of no sample."""
+    return False
+
+
 @dataclass(frozen=True, eq=False)
 class Backbone:
     """A frozen network with everything that decides what comes out of it."""
 
     name: str
-    takes: str  # "images" or "vectors"
+    takes: str  # "images", "texts" or "vectors"
     weights: str  # SHA-256 of all parameters and buffers
     preprocessing: Mapping[str, Any]  # what ``prepare`` does, as data
     pooling: str
     module: nn.Module  # to be moved to a device; in eval mode
-    prepare: Callable[[Any], Tensor]  # one sample -> the network's input; called on many threads
+    prepare: Callable[[Any], Any]  # one sample -> the network's input; called on many threads and in other processes
     forward: Callable[[Tensor], Tensor]  # (b, ...) on the module's device -> (b, l)
     revision: str | None = None  # commit on the Hub
+    combine: Callable[[list[Any]], Tensor] = torch.stack  # what ``prepare`` gave for b samples -> (b, ...)
+    is_cut: Callable[[Any], bool] = never  # whether what ``prepare`` gave lacks the end of its sample
 
 
 def backbone_names() -> list[str]:
@@ -60,7 +67,10 @@ def load_backbone(name: str, *, pooling: str | None = None, revision: str | None
         return huggingface.load(name, pooling=pooling, revision=revision)
     if revision is not None:
         raise InputError(f"a backbone revision was given, but '{name}' is not from the Hub: leave it out")
-    backbone: Backbone = BACKBONES.load(files.get(name, name))(pooling=pooling)
+    load = BACKBONES.load(files.get(name, name))
+    backbone: Backbone = load(pooling=pooling)
+    if own := file_of(load):  # another text may prepare or forward otherwise, with the same weights
+        return replace(backbone, preprocessing={**backbone.preprocessing, "file_sha256": own["sha256"]})
     return backbone
 
 

@@ -36,7 +36,7 @@ class Partial:
     def __init__(self, target: Path, plan: Mapping[str, Any], *, seconds_between_saves: float = 1.0) -> None:
         self.target, self.plan, self.pause = target, json.loads(json.dumps(plan)), seconds_between_saves
         self.folder = target.with_name(f".{target.name}.partial")
-        self.rows, self.width, self.skipped = 0, 0, dict[int, str]()
+        self.rows, self.width, self.skipped, self.n_cut = 0, 0, dict[int, str](), 0
         self._file: IO[bytes] | None = None
         self._saved = time.monotonic()
 
@@ -60,8 +60,11 @@ class Partial:
         if not self.rows:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def add(self, features: np.ndarray, rows: int, skipped: Mapping[int, str]) -> None:
-        """Append the features (m, l) of the next ``rows`` rows, of which those in ``skipped`` have none."""
+    def add(self, features: np.ndarray, rows: int, skipped: Mapping[int, str], n_cut: int = 0) -> None:
+        """Append the features (m, l) of the next ``rows`` rows, of which those in ``skipped`` have none.
+
+        ``n_cut`` of them were longer than what went through the network.
+        """
         assert self._file is not None
         if len(features):
             self.width = features.shape[1]
@@ -71,8 +74,8 @@ class Partial:
             raise InputError(
                 f"cannot write {self.folder}: {error.strerror}; what is there will be used again"
             ) from error
-        self.rows += rows
-        self.skipped |= skipped
+        # In one statement: a signal between two would leave a state that is not true of the file.
+        self.rows, self.skipped, self.n_cut = self.rows + rows, {**self.skipped, **skipped}, self.n_cut + n_cut
         if time.monotonic() - self._saved >= self.pause:
             self.save()
 
@@ -82,6 +85,7 @@ class Partial:
         self._file.flush()
         os.fsync(self._file.fileno())
         state = {"plan": self.plan, "rows": self.rows, "width": self.width, "skipped": list(self.skipped.items())}
+        state |= {"n_cut": self.n_cut}
         with replacing(self.folder / "state.json") as temporary:
             temporary.write_text(json.dumps(state))
         self._saved = time.monotonic()
@@ -110,14 +114,11 @@ class Partial:
         try:
             state = json.loads((self.folder / "state.json").read_text())
             if state["plan"] == self.plan:
-                self.rows, self.width, self.skipped = (
-                    state["rows"],
-                    state["width"],
-                    {int(k): v for k, v in state["skipped"]},
-                )
+                skipped, n_cut = {int(row): why for row, why in state["skipped"]}, state.get("n_cut", 0)
+                self.rows, self.width, self.skipped, self.n_cut = state["rows"], state["width"], skipped, n_cut
         except (OSError, ValueError, KeyError, TypeError):
             pass  # nothing was saved yet: begin at the beginning
         length = (self.rows - len(self.skipped)) * self.width * 4
         if self._file.seek(0, os.SEEK_END) < length:
-            self.rows, self.width, self.skipped, length = 0, 0, {}, 0
+            self.rows, self.width, self.skipped, self.n_cut, length = 0, 0, {}, 0, 0
         self._file.truncate(length)

@@ -40,21 +40,21 @@ def options_of(name: str) -> dict[str, bool]:
     """The keyword options of a recipe, and whether each must be given.
 
     >>> options_of("dirichlet")
-    {'alpha': False, 'minimum': False}
+    {'alpha': True, 'minimum': False}
     """
     parameters = inspect.signature(load_partition(name)).parameters.values()
     return {each.name: each.default is each.empty for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
 def split(
-    rows: np.ndarray, rng: np.random.Generator, *, test_fraction: float = 0.25, groups: np.ndarray | None = None
+    rows: np.ndarray, rng: np.random.Generator, *, test_fraction: float, groups: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """A client's rows as (training, test), unstratified, as PFLlib does it: shuffle, then cut.
 
     With ``groups`` (one entry for each of ``rows``) whole groups are shuffled and cut, so none is on both sides.
     At least one row, or group, is kept for training.
 
-    >>> train, test = split(np.arange(8), np.random.default_rng(0))
+    >>> train, test = split(np.arange(8), np.random.default_rng(0), test_fraction=0.25)
     >>> len(train), len(test)
     (6, 2)
     """

@@ -9,7 +9,7 @@ from apfl.errors import InputError
 
 
 def partition(
-    labels: np.ndarray, n_clients: int, rng: np.random.Generator, *, classes_per_client: int = 2
+    labels: np.ndarray, n_clients: int, rng: np.random.Generator, *, classes_per_client: int
 ) -> list[np.ndarray]:
     """Deal the classes out like cards, evenly, then share each class's rows equally among its holders."""
     check_clients(len(labels), n_clients)

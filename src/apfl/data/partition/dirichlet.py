@@ -15,7 +15,7 @@ ATTEMPTS = 1000  # whole draws; PFLlib goes on for ever
 
 
 def partition(
-    labels: np.ndarray, n_clients: int, rng: np.random.Generator, *, alpha: float = 0.1, minimum: int | None = None
+    labels: np.ndarray, n_clients: int, rng: np.random.Generator, *, alpha: float, minimum: int | None = None
 ) -> list[np.ndarray]:
     """Deal rows out; ``minimum`` defaults to PFLlib's: 40 rows, or half a fair share if that is less."""
     check_clients(len(labels), n_clients)

@@ -11,7 +11,7 @@ ATTEMPTS = 1000
 
 
 def partition(
-    labels: np.ndarray, n_clients: int, rng: np.random.Generator, *, alpha: float = 0.1, minimum: int | None = None
+    labels: np.ndarray, n_clients: int, rng: np.random.Generator, *, alpha: float, minimum: int | None = None
 ) -> list[np.ndarray]:
     """Deal rows out, drawing again until every client has ``minimum`` rows (default 2: one to train, one to test)."""
     check_clients(len(labels), n_clients)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from apfl.data.missing import refuse_missing
-from apfl.data.partition._check import check_clients
+from apfl.data.partition._check import check_clients, check_entries
 from apfl.errors import InputError
 
 
 def partition(labels: np.ndarray, n_clients: int, rng: np.random.Generator, *, domains: np.ndarray) -> list[np.ndarray]:
     """Deal each domain's rows to ``n_clients`` / number of domains clients; domain by domain in the result."""
     check_clients(len(labels), n_clients)
-    if domains.shape != labels.shape:
-        raise InputError(f"{len(domains)} domain entries for {len(labels)} rows; there must be one for each")
-    refuse_missing("domain entries", domains)
+    check_entries("domain", domains, labels)
     names = np.unique(domains)
     if n_clients % len(names):
         raise InputError(f"{n_clients} clients cannot be shared equally by {len(names)} domains: use a multiple")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from apfl.data.missing import refuse_missing
+from apfl.data.partition._check import check_entries
 from apfl.errors import InputError
 
 
@@ -12,9 +12,7 @@ def partition(
     labels: np.ndarray, n_clients: int | None, rng: np.random.Generator, *, column: np.ndarray
 ) -> list[np.ndarray]:
     """The rows of each distinct value of ``column``, in sorted order; ``n_clients`` must agree if given."""
-    if column.shape != labels.shape:
-        raise InputError(f"{len(column)} client entries for {len(labels)} rows; there must be one for each")
-    refuse_missing("client entries", column)
+    check_entries("client", column, labels)
     names = np.unique(column)
     if n_clients not in (None, len(names)):
         raise InputError(

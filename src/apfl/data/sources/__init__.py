@@ -9,7 +9,7 @@ Another distribution adds one by an entry point of the group ``apfl.sources``; `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def by_ending(source: str, *endings: str) -> Match:
     'ENDING'
     """
     path = Path(source)
-    return Match.ENDING if path.suffix.lower() in endings and not path.is_dir() else Match.NO
+    return Match.ENDING if path.name.lower().endswith(endings) and not path.is_dir() else Match.NO
 
 
 def existing(source: str | Path) -> Path:
@@ -56,6 +56,11 @@ def loader(source: str) -> Callable[..., Any]:
     names = SOURCES.names()
     if source in names and not _matches_by_itself(named := SOURCES.load(source)):
         return _load_of(named)
+    return _load_of(_best_reader(source, names))
+
+
+def _best_reader(source: str, names: Sequence[str]) -> Any:
+    """Of the sources that read many files or folders, the one that fits best."""
     readers = {name: thing for name in names if _matches_by_itself(thing := SOURCES.load(name))}
     matches = {name: reader.accepts(source) for name, reader in readers.items()}
     best = max(matches.values())
@@ -66,7 +71,7 @@ def loader(source: str) -> Callable[..., Any]:
         raise InputError(f"no data '{source}': give {', '.join(allowed)}")
     if len(fitting) > 1:
         raise InputError(f"'{source}' could be read as {' or as '.join(fitting)}; uninstall or rename one of these")
-    return _load_of(readers[fitting[0]])
+    return readers[fitting[0]]
 
 
 def _matches_by_itself(thing: Any) -> bool:

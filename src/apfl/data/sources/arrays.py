@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from apfl.data.samples import Samples, decode
 from apfl.data.sources import Match, by_ending
-from apfl.data.sources.features import array_names, coded_labels, file_sha256, read_arrays
+from apfl.data.sources.features import array_names, file_sha256, labels_of, read_arrays
 from apfl.errors import InputError
 
 READS = "a file .npz of images"
@@ -24,20 +25,19 @@ def accepts(source: str) -> Match:
     return Match.CONTENT if "images" in array_names(Path(source)) else Match.NO
 
 
-def load(source: str | Path) -> Samples:
+def load(source: str | Path, *, labels_optional: bool = False) -> Samples:
     """The images of an ``.npz``; its other arrays of n entries are columns."""
     path = Path(source)
     arrays = read_arrays(path, without=("images",))
-    if "labels" not in arrays:
+    if "labels" not in arrays and not labels_optional:
         raise InputError(f"{path} has 'images' but no array 'labels' (it has: {', '.join(sorted(arrays))})")
     shape, dtype, fetch = _zipped_rows(path, "images.npy")
     return _samples(path, shape, dtype, fetch, arrays)
 
 
-def from_mapped(path: str | Path, images: np.ndarray, labels: np.ndarray, *beside: Path) -> Samples:
-    """The images of an ``.npy`` that is mapped, not read; what else they were read from is ``beside`` it."""
-    path, found = Path(path), {"labels": labels}
-    return _samples(path, images.shape, images.dtype, lambda row: np.array(images[row]), found, *beside)
+def from_mapped(path: str | Path, images: np.ndarray, arrays: dict[str, np.ndarray], *beside: Path) -> Samples:
+    """The images of an ``.npy`` that is mapped, not read, with their labels ``found`` in the files ``beside`` it."""
+    return _samples(Path(path), images.shape, images.dtype, lambda row: np.array(images[row]), dict(arrays), *beside)
 
 
 def _samples(
@@ -52,7 +52,7 @@ def _samples(
         raise InputError(
             f"{path}: images are {dtype} of shape {shape}; expected uint8 of shape (n, h, w, 3) or (n, h, w)"
         )
-    labels, names = coded_labels(path, arrays.pop("labels"), arrays.pop("class_names", None))
+    labels, names = labels_of(path, arrays, shape[0])
     if len(labels) != shape[0]:
         raise InputError(f"{path} has {shape[0]} images but {len(labels)} labels; there must be one for each")
     return Samples(
@@ -86,9 +86,13 @@ def _zipped_rows(path: Path, member: str) -> tuple[tuple[int, ...], np.dtype, Ca
     if fortran:
         raise InputError(f"{path}: 'images' is stored column by column; save it with numpy.ascontiguousarray")
     start, length = stream.tell(), int(np.prod(shape[1:])) * dtype.itemsize
+    streams = {os.getpid(): stream}  # a forked process would move its parent's place in the file: each opens its own
 
     def fetch(row: int) -> np.ndarray:
-        stream.seek(start + row * length)
-        return np.frombuffer(bytearray(stream.read(length)), dtype).reshape(shape[1:])
+        if os.getpid() not in streams:
+            streams[os.getpid()] = zipfile.ZipFile(path).open(member)  # noqa: SIM115
+        own = streams[os.getpid()]
+        own.seek(start + row * length)
+        return np.frombuffer(bytearray(own.read(length)), dtype).reshape(shape[1:])
 
     return shape, dtype, fetch

@@ -11,6 +11,9 @@ import json
 import math
 import zipfile
 from collections.abc import Collection
+from datetime import date
+from datetime import time as dtime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +36,21 @@ def accepts(source: str) -> Match:
     return by_ending(source, ".npz")
 
 
-def load(source: str | Path) -> Dataset:
+def load(source: str | Path, *, labels_optional: bool = False) -> Dataset:
     """Read and check the file."""
     path = Path(source)
-    return from_arrays(path, read_arrays(path))
+    return from_arrays(path, read_arrays(path), labels_optional=labels_optional)
 
 
-def from_arrays(path: Path, arrays: dict[str, np.ndarray], *beside: Path) -> Dataset:
+def from_arrays(path: Path, arrays: dict[str, np.ndarray], *beside: Path, labels_optional: bool = False) -> Dataset:
     """The dataset that the arrays of ``path``, and of files beside it, make up, once they are checked."""
     arrays = dict(arrays)
-    missing = [name for name in ("features", "labels") if name not in arrays]
+    needed = ("features",) if labels_optional else ("features", "labels")
+    missing = [name for name in needed if name not in arrays]
     if missing:
         raise InputError(f"{path} has no array '{missing[0]}' (it has: {', '.join(sorted(arrays))})")
     features = checked_features(path, arrays.pop("features"), arrays.pop("scale", None))
-    labels, names = coded_labels(path, arrays.pop("labels"), arrays.pop("class_names", None))
+    labels, names = labels_of(path, arrays, len(features))
     provenance = read_provenance(path, arrays)
     if len(labels) != len(features):
         raise InputError(f"{path} has {len(features)} features but {len(labels)} labels; there must be one for each")
@@ -56,13 +60,15 @@ def from_arrays(path: Path, arrays: dict[str, np.ndarray], *beside: Path) -> Dat
     )
 
 
-def load_unlabelled(path: str | Path) -> torch.Tensor:
-    """The features alone, of a file that may have no labels."""
-    path = Path(path)
-    arrays = read_arrays(path)
-    if "features" not in arrays:
-        raise InputError(f"{path} has no array 'features' (it has: {', '.join(sorted(arrays))})")
-    return checked_features(path, arrays["features"], arrays.get("scale"))
+def labels_of(path: Path, arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The labels and class names, taken out of ``arrays``; n rows without labels have zeros, and no class."""
+    labels, names = arrays.pop("labels", None), arrays.pop("class_names", None)
+    return unlabelled(n) if labels is None else coded_labels(path, labels, names)
+
+
+def unlabelled(n: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels and class names of n rows without labels."""
+    return np.zeros(n, np.int64), ()
 
 
 def read_arrays(path: Path, without: Collection[str] = ()) -> dict[str, np.ndarray]:
@@ -126,6 +132,7 @@ def coded_labels(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels as 0 to c - 1, and what these are called."""
     refuse_missing(f"labels of {path}", labels)
+    labels = whole_labels(f"{path}: 'labels'", labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iubUS":
         raise InputError(
             f"{path}: 'labels' is {labels.dtype} of shape {labels.shape}; expected integers or strings of shape (n,)"
@@ -149,14 +156,32 @@ def coded_labels(
     return labels.astype(np.int64), names
 
 
+def whole_labels(what: str, labels: np.ndarray) -> np.ndarray:
+    """Whole numbers stored as floats are the same labels; others are measurements.
+
+    >>> whole_labels("labels", np.array([1.0, 2.0])).tolist()
+    [1, 2]
+    """
+    if labels.dtype.kind != "f":
+        return labels
+    whole = np.isfinite(labels) & (labels == np.round(labels)) & (np.abs(labels) < 2**53)
+    if not whole.all():
+        raise InputError(
+            f"{what} are {labels.dtype}, for example {labels[~whole][0]}; expected integers or strings: name another "
+            "column, or divide the values into classes"
+        )
+    return labels.astype(np.int64)
+
+
 def plain_column(values: list[Any]) -> np.ndarray | None:
-    """A column of numbers, strings or true and false as an array; other kinds give none.
+    """A column of numbers, strings, dates (as strings) or true and false as an array; other kinds give none.
 
     A missing string becomes '' and a missing number NaN: a column with gaps is kept, and refused only if it is used.
 
     >>> plain_column(["north", None]).tolist(), plain_column([1, None]).tolist()
     (['north', ''], [1.0, nan])
     """
+    values = [_plain(value) for value in values]
     known = [value for value in values if value is not None]
     if not all(isinstance(value, (bool, int, float, str)) for value in known):
         return None
@@ -165,6 +190,13 @@ def plain_column(values: list[Any]) -> np.ndarray | None:
         values = [empty if value is None else value for value in values]
     column = np.array(values)
     return column if column.dtype.kind in "biufU" else None
+
+
+def _plain(value: Any) -> Any:
+    """A date or a time as ISO writes it, a decimal number as a float."""
+    if isinstance(value, date | dtime):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else value
 
 
 def file_sha256(path: Path, *more: Path) -> str:

@@ -20,17 +20,18 @@ def accepts(source: str) -> Match:
     return by_ending(source, ".npy")
 
 
-def load(source: str | Path) -> Dataset | Samples:
+def load(source: str | Path, *, labels_optional: bool = False) -> Dataset | Samples:
     """Vectors (n, l), or images."""
     path = existing(source)
     beside = [path.with_suffix(".labels.npy"), path.with_name("labels.npy")]
     labels = next((file for file in beside if file.is_file()), None)
-    if labels is None:
+    values = _read_npy(path)
+    if labels is None and not labels_optional:
         raise InputError(f"{path} holds no labels; put them beside it, as {beside[0].name} or {beside[1].name}")
-    values, classes = _read_npy(path), _read_npy(labels)
+    found, more = ({}, []) if labels is None else ({"labels": _read_npy(labels)}, [labels])
     if values.ndim > 2:
-        return arrays.from_mapped(path, values, classes, labels)
-    return from_arrays(path, {"features": values, "labels": classes}, labels)
+        return arrays.from_mapped(path, values, found, *more)
+    return from_arrays(path, {"features": values, **found}, *more, labels_optional=labels_optional)
 
 
 def _read_npy(path: Path) -> np.ndarray:

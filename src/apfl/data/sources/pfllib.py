@@ -87,8 +87,8 @@ def _client(path: Path) -> tuple[np.ndarray, np.ndarray]:
             _, _, dtype = npy_header(stream)
             if dtype.kind != "O":
                 raise InputError(f"{path}: 'data' is {dtype}; PFLlib writes a dict of x and y")
-            held = _Arrays(stream).load().item()
-        x, y = np.asarray(held["x"]), np.asarray(held["y"])
+            arrays = _Arrays(stream).load().item()
+        x, y = np.asarray(arrays["x"]), np.asarray(arrays["y"])
     except (OSError, KeyError, ValueError, AttributeError, EOFError, TypeError, pickle.UnpicklingError) as error:
         if isinstance(error, InputError):
             raise

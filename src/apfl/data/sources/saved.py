@@ -1,4 +1,4 @@
-"""A folder of images that the library ``datasets`` wrote with ``save_to_disk``."""
+"""A folder of images or texts that the library ``datasets`` wrote with ``save_to_disk``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def load(
     source: str | Path,
     *,
     image_column: str | None = None,
+    text_column: str | None = None,
     label_column: str | None = None,
     splits: Sequence[str] | None = None,
 ) -> Samples:
     """The splits, pooled."""
     path = Path(source)
-    return pooled(path.resolve().name, *from_folder(path), image_column, label_column, splits)
+    return pooled(path.resolve().name, *from_folder(path), image_column, text_column, label_column, splits)

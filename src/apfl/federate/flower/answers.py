@@ -8,15 +8,26 @@ __all__ = ["Answers"]
 
 
 class Answers:
-    """Who has answered what, as the ledger has it now; ``chosen`` is the publication whose settings were chosen."""
+    """Who has answered what, as the ledger has it now; ``chosen`` is the publication whose settings were chosen.
 
-    def __init__(self, coordinator: Coordinator, chosen: int = 0) -> None:
+    ``earlier`` are the sites that had contributed before this run: their rows may have changed since.
+    """
+
+    def __init__(self, coordinator: Coordinator, chosen: int = 0, earlier: frozenset[str] = frozenset()) -> None:
         ledger = coordinator.ledger
         self.settled = coordinator.settled
-        self.terms = coordinator.settle() if self.settled else coordinator.invitation()
+        self.spreading = coordinator.spreading
+        self.describing = not (self.settled or self.spreading)
+        self.terms = coordinator.agreed.to_json().encode()
         self.gone = ledger.gone()
         self.described = ledger.answered("descriptions")
+        self.spread = ledger.answered("spreads")
         self.contributed = ledger.answered("contributions")
+        # The sites that lack the landmarks get them with the next question that needs them.
+        self.has_landmarks = ledger.answered("landmarks")
+        self.landmarked = coordinator.draft.landmarked
+        self.earlier = earlier & self.contributed
+        self.first = not ledger.last_number()  # nothing has been published yet
         current = ledger.current()
         self.current: int | None = None if current is None else current["number"]
         self.members = ledger.answered("members", self.current)

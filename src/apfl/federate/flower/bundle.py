@@ -7,12 +7,14 @@ its hash is the same wherever this version is installed, which is what `supernod
 from __future__ import annotations
 
 import hashlib
+import shutil
+import tomllib
 from pathlib import Path
 
 import apfl
 from apfl.files import replacing
 
-__all__ = ["DEADLINE", "app_hash", "write_app"]
+__all__ = ["DEADLINE", "app_hash", "remove_broken_app", "write_app"]
 
 DEADLINE = 600.0  # seconds that a run waits for sites in each stage
 
@@ -52,6 +54,21 @@ def write_app(folder: Path) -> Path:
     with replacing(folder / "pyproject.toml") as temporary:
         temporary.write_text(pyproject())
     return folder
+
+
+def remove_broken_app(flwr_home: Path) -> None:
+    """Delete a copy of the app that a full disk left incomplete: Flower would not install it again."""
+    for copy in (flwr_home / "apps").glob(f"apfl.apfl.{apfl.__version__}.*"):
+        if not _is_whole(copy / "pyproject.toml"):
+            shutil.rmtree(copy, ignore_errors=True)
+
+
+def _is_whole(file: Path) -> bool:
+    try:
+        found, own = (tomllib.loads(text)["tool"]["flwr"]["app"] for text in (file.read_text(), pyproject()))
+        return all(found[part] == own[part] for part in ("components", "config"))
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def app_hash() -> str:

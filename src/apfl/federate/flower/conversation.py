@@ -16,18 +16,25 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from apfl.errors import InputError
+from apfl.federate.contribution import upload_bytes
 from apfl.federate.coordinator import Coordinator
 from apfl.federate.flower.answers import Answers
 from apfl.federate.flower.bundle import DEADLINE
 from apfl.federate.flower.events import Events
+from apfl.federate.flower.fleet import largest_reply
+from apfl.federate.flower.instructor import Instructor
 from apfl.federate.flower.presence import Presence
 from apfl.federate.flower.questions import PHASES, Ask, Key, Questions
-from apfl.federate.flower.wire import Setting, content, parts, reason
+from apfl.federate.flower.wire import Setting, is_whole, parts, pulled, reason
 from apfl.federate.intake import Receipt
+from apfl.federate.names import check_name
+from apfl.files import check_room
+from apfl.maths.wire import ECHO_BYTES
 
 __all__ = ["Conversation", "Policy"]
 
 PAUSE = 0.5
+ON_MAPS = ("statistics", "rejoin", "return", "table", "refine")  # phases in which a site maps its rows
 
 
 @dataclass(frozen=True)
@@ -48,16 +55,20 @@ class Conversation:
 
     def __init__(self, grid: Grid, coordinator: Coordinator, policy: Policy, events: Events, folder: Path) -> None:
         self.grid, self.coordinator, self.policy, self.events = grid, coordinator, policy, events
+        self.folder = folder
         self.sites = Presence(grid, folder)
+        self.instructor = Instructor(coordinator, folder, events.run)
         self.questions = Questions()
         self.stage: tuple[str, int] = ("", 0)
         self.stage_began = time.monotonic()
         self.chosen: tuple[int, bytes] = (0, b"")  # publication, the choice of its settings
+        self.earlier = coordinator.ledger.answered("contributions")
 
     def run(self) -> bool:
         """Until nothing is left to do; whether there is a primary and every site that could has its model."""
         done_since: float | None = None
         while True:
+            check_room(self.folder)
             self.sites.look()
             self._ask()
             moved = self._take()
@@ -72,7 +83,7 @@ class Conversation:
                 time.sleep(PAUSE)
 
     def _answers(self) -> Answers:
-        return Answers(self.coordinator, self.chosen[0])
+        return Answers(self.coordinator, self.chosen[0], self.earlier)
 
     # Asking
 
@@ -87,8 +98,9 @@ class Conversation:
         """The first question that this site owes an answer to; one without a name is asked for its description."""
         if client is None:
             return "describe" if self.questions.is_open((str(node), "describe", 0)) else None
-        if client in answers.gone:
-            return None
+        if client in answers.gone:  # it may come back if whoever runs the server has put its key back
+            returns = node in self.sites.vouched and self._owes(client, "return", answers)
+            return "return" if returns else None
         wanted = (phase for phase in PHASES if phase != "evaluate" or self.policy.evaluate)
         return next((phase for phase in wanted if self._owes(client, phase, answers)), None)
 
@@ -97,21 +109,39 @@ class Conversation:
         return PHASES[phase].owed(site, answers) and self.questions.is_open(_key(site, phase, answers))
 
     def _send(self, node: int, client: str | None, phase: str, answers: Answers) -> None:
-        payloads = {"terms": self.coordinator.invitation() if phase == "describe" else answers.terms}
-        current = answers.current or 0
-        if phase == "refine":
-            payloads["choice"] = self._choice(current)
-        if phase == "table" or (phase == "refine" and client not in answers.tabled):
-            assert client is not None
-            payloads["publication"] = self.coordinator.deliver(client)
+        payloads, current = self._payloads(client, phase, answers), answers.current or 0
         group = f"{phase} {current}" if current else phase
-        message = Message(content(payloads), node, PHASES[phase].message, group_id=group)
+        message = self.instructor.message(payloads, node, client, PHASES[phase].message, group)
         (message_id,) = self.grid.push_messages([message])
         if not message_id:  # the site has gone this very moment
             return
         ask = Ask(node, client, phase, current if PHASES[phase].numbered else 0)
         self.questions.ask(message_id, ask)
         self.events("asked", client=client, phase=phase, number=ask.number, bytes=sum(map(len, payloads.values())))
+
+    def _payloads(self, client: str | None, phase: str, answers: Answers) -> dict[str, bytes]:
+        """What a site is sent with a question. Only the first, for a description, may go to one without a name."""
+        if phase == "describe":
+            return {"terms": self.coordinator.invitation()}
+        assert client is not None
+        payloads = {"terms": answers.terms}
+        if phase == "rejoin":
+            payloads["digest"] = (self.coordinator.contribution_of(client) or "").encode()
+        if phase in ("statistics", "rejoin", "return"):
+            check_room(self.folder, self._upload(client))
+        if phase in ON_MAPS and answers.landmarked and client not in answers.has_landmarks:
+            payloads["landmarks"] = self.coordinator.landmarks()
+        if phase == "refine":
+            payloads["choice"] = self._choice(answers.current or 0)
+        if phase == "table" or (phase == "refine" and client not in answers.tabled):
+            payloads["publication"] = self.coordinator.deliver(client)
+        return payloads
+
+    def _upload(self, client: str) -> int:
+        """Bytes that the server must have room for to keep a site's statistics."""
+        terms, described = self.coordinator.terms, self.coordinator.ledger.description_of(client)
+        n = terms.width if described is None else described["n"]
+        return ECHO_BYTES + upload_bytes(terms, n)
 
     def _choice(self, number: int) -> bytes:
         if self.chosen[0] != number:
@@ -124,8 +154,15 @@ class Conversation:
     def _take(self) -> bool:
         """Pull what has arrived, one reply at a time."""
         moved = False
+        terms = self.coordinator.agreed
         for message_id in list(self.questions.asked):
-            for reply in self.grid.pull_messages([message_id]):
+            try:
+                replies = pulled(self.grid, message_id, largest_reply(terms))
+            except InputError as error:
+                self._refuse(self.questions.take(message_id), error)
+                moved = True
+                continue
+            for reply in replies:
                 # An error's sender is the SuperLink: only the id says whose it is.
                 ask = self.questions.take(message_id)
                 moved = True
@@ -136,18 +173,28 @@ class Conversation:
                     self._answered(ask, reply)
         return moved
 
+    def _refuse(self, ask: Ask, error: InputError) -> None:
+        """A reply that is none: this site is not asked again in this run, and the ledger says why."""
+        self.questions.refuse(ask.key)
+        receipt = self.coordinator.refuse(ask.client or str(ask.node), ask.phase, str(error))
+        self._tell("failed", ask, reason=receipt.reason)
+
     def _answered(self, ask: Ask, reply: Message) -> None:
         """A site's reply: an answer, or that it failed or declined to give one."""
         try:
             settings, payloads = parts(reply)
             client = self._name(ask, str(settings.get("name", "")))
         except InputError as error:
-            self.questions.refuse(ask.key)
-            self._tell("failed", ask, reason=str(error))
+            self._refuse(ask, error)
+            return
+        if not is_whole(settings, payloads):
+            self.questions.fail(ask.key)  # the site has it still
+            self._tell("failed", ask, reason="its answer changed on the way, or in Flower's database on this disk")
             return
         for outcome in ("failed", "declined"):
             if outcome in settings:
                 self.questions.refuse(ask.key)
+                self.coordinator.lost_landmarks(client)  # if that is why, the next run sends them again
                 if outcome == "declined" and ask.phase == "describe":  # then it has no statistics to give either
                     self.questions.refuse((client, "statistics", 0))
                 self._tell(outcome, ask, reason=str(settings[outcome]))
@@ -157,7 +204,7 @@ class Conversation:
     def _name(self, ask: Ask, name: str) -> str:
         """Who answered: the site that the key belongs to, and without keys the one that it says it is."""
         vouched = ask.node in self.sites.vouched
-        client = ask.client if vouched else ask.client or name
+        client = ask.client if vouched else ask.client or check_name("client", name)
         if client is None or (vouched and name != client):
             raise InputError(f"the key of {client} came with the name {name!r}")
         self.sites.learn(ask.node, client)
@@ -168,11 +215,16 @@ class Conversation:
         """Give the answer to the coordinator, and note what it makes of it."""
         take = {
             "describe": self._receipt("description", self.coordinator.describe),
+            "spread": self._receipt("spread", self.coordinator.spread),
             "statistics": self._receipt("statistics", self.coordinator.accept),
+            "rejoin": self._rejoined,
+            "return": self._receipt("statistics", self.coordinator.accept),
             "table": self._table,
             "refine": self._refined,
             "evaluate": self._receipt("metrics", self.coordinator.metrics),
         }[ask.phase]
+        if ask.phase in ON_MAPS and self.coordinator.terms.landmarked:
+            self.coordinator.kept_landmarks(client)
         receipt = take(ask, client, payloads)
         (self.questions.answer if receipt.ok else self.questions.refuse)(ask.key)
         size, seconds = sum(map(len, payloads.values())), round(time.monotonic() - ask.at, 2)
@@ -182,6 +234,11 @@ class Conversation:
     @staticmethod
     def _receipt(payload: str, take: Callable[[bytes, str | None], Receipt]) -> Taker:
         return lambda ask, client, payloads: take(payloads.get(payload, b""), client)
+
+    def _rejoined(self, ask: Ask, client: str, payloads: dict[str, bytes]) -> Receipt:
+        if "statistics" not in payloads:
+            return Receipt("duplicate", client, "stands by what it contributed")
+        return self.coordinator.rejoin(payloads["statistics"], client, payloads.get("former"))
 
     def _table(self, ask: Ask, client: str, payloads: dict[str, bytes]) -> Receipt:
         if self.chosen[0] == ask.number:
@@ -195,7 +252,7 @@ class Conversation:
         return Receipt("accepted", client)
 
     def _tell(self, event: str, ask: Ask, **fields: Setting) -> None:
-        self.events(event, client=ask.client, phase=ask.phase, number=ask.number, **fields)
+        self.events(event, client=ask.client or str(ask.node), phase=ask.phase, number=ask.number, **fields)
 
     # Going on
 
@@ -210,15 +267,29 @@ class Conversation:
         if waiting and not self._late():
             return False
         decide = {
-            "describe": self._settle, "statistics": self._publish, "table": self._choose, "refine": self._publish
+            "describe": self._settle, "spread": self._draw, "statistics": self._publish, "table": self._choose,
+            "refine": self._publish,
         }  # fmt: skip
         return decide[phase](answers, waiting)
 
     def _settle(self, answers: Answers, waiting: set[str]) -> bool:
         if len(answers.described) < self.coordinator.draft.quorum:
             return False
+        if self.coordinator.draft.landmarked:
+            self.coordinator.outline()
+        if not self.coordinator.spreading:
+            self.coordinator.settle()
+        described = self._answers().described
+        left_out = sorted(answers.described - described)  # their features have another width
+        event = "outlined" if self.coordinator.spreading else "settled"
+        self.events(event, clients=sorted(described), late=sorted(waiting), left_out=left_out)
+        return True
+
+    def _draw(self, answers: Answers, waiting: set[str]) -> bool:
+        if len(answers.spread) < self.coordinator.draft.quorum:
+            return False
         self.coordinator.settle()
-        self.events("settled", clients=sorted(answers.described), late=sorted(waiting))
+        self.events("settled", clients=sorted(answers.spread), late=sorted(waiting))
         return True
 
     def _choose(self, answers: Answers, waiting: set[str]) -> bool:
@@ -239,10 +310,14 @@ class Conversation:
 
     def _waiting(self, answers: Answers) -> set[str]:
         """Who has yet to answer in this stage."""
-        phase, sites = _stage(answers), self.sites.everyone()
-        if phase in ("describe", "statistics"):
+        phase, sites = _stage(answers), {client for client in self.sites.online.values() if client}
+        waiting = {site for site in sites if self._owes(site, "rejoin", answers)}
+        if phase in ("describe", "spread", "statistics") and answers.first:
             sites |= self.sites.admitted
-        waiting = {site for site in sites if self._owes(site, phase, answers)}
+        waiting |= {site for site in sites if self._owes(site, phase, answers)}
+        # One without a name may say it with its description; once that has failed, nothing more will come.
+        nameless = {str(node) for node, client in self.sites.online.items() if client is None}
+        waiting |= {node for node in nameless if self.questions.is_open((node, "describe", 0))}
         if phase == "refine":  # before anything new is published, whoever is sending statistics may finish
             waiting |= self.questions.asked_for("statistics")
         return waiting - answers.gone
@@ -266,7 +341,7 @@ Taker = Callable[[Ask, str, dict[str, bytes]], Receipt]
 def _stage(answers: Answers) -> str:
     """The phase whose answers decide how it goes on."""
     if not answers.settled:
-        return "describe"
+        return "spread" if answers.spreading else "describe"
     if answers.current is None:
         return "statistics"
     return "table" if answers.choosing else "refine"

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from apfl.errors import InputError
+from apfl.errors import InputError, printable
+from apfl.federate.flower.bundle import remove_broken_app
 from apfl.federate.flower.events import Events
 from apfl.federate.flower.processes import CONNECTION, Server
-from apfl.files import is_held
+from apfl.files import check_room, is_held
 
 __all__ = ["follow", "start_run"]
 
@@ -23,12 +24,14 @@ def start_run(server: Server, **config: str | float | bool) -> str:
     """Submit a run with these settings; its number."""
     if not server.answers():
         raise InputError(f"no server answers at {server.address}; start it: apfl federate server {server.folder}")
-    told = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
-    done = server.flwr("run", str(server.home / "app"), CONNECTION, "--run-config", told)
-    found = re.search(r"started run (\d+)", done.stdout + done.stderr)
-    if done.returncode or not found:
-        raise InputError(f"the server did not start a run: {(done.stdout + done.stderr).strip()[-400:]}")
-    return found.group(1)
+    check_room(server.folder)
+    remove_broken_app(server.home)
+    words = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
+    done = server.flwr("run", str(server.home / "app"), CONNECTION, "--run-config", words)
+    match = re.search(r"started run (\d+)", done.stdout + done.stderr)
+    if done.returncode or not match:
+        raise InputError(f"the server did not start a run: {printable((done.stdout + done.stderr).strip()[-400:])}")
+    return match.group(1)
 
 
 def follow(folder: Path, run_id: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -47,6 +50,7 @@ def follow(folder: Path, run_id: str, tell: Callable[[dict[str, Any]], None]) ->
             if event["event"] == "crashed":
                 raise InputError(f"the run stopped: {event['reason']}")
         if started and ended:
+            check_room(folder)  # a full disk ends a run without its last word
             raise InputError(
                 f"run {run_id} was killed; run again: nothing that has arrived is asked for again "
                 f"(apfl federate run {folder})"

@@ -2,6 +2,7 @@
 
 Flower gives a site's key back to it only a minute after its last sign of life, so a site that was killed is turned
 away at first. A key that the server does not know is turned away in the same words; patience tells the two apart.
+The key of a site that has left is turned away in words of its own (`admission`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from apfl.errors import InputError
+from apfl.federate.flower.admission import LEFT
+from apfl.federate.flower.clock import wrong_clock
 from apfl.federate.flower.processes import environment, free_port, last_lines, running
+from apfl.federate.flower.telling import Telling
 
-__all__ = ["PATIENCE", "Connection", "stay_connected"]
+__all__ = ["PATIENCE", "Connection", "changed_rows", "stay_connected"]
 
 PATIENCE = 90.0  # seconds; Flower takes up to 60 to notice that a site is gone
 TURNED_AWAY = "[code: 2004]"
@@ -46,8 +50,8 @@ class Connection:
         if self.key is not None:
             words += ["--auth-supernode-private-key", str(self.key)]
         config = {"name": self.name, "data": self.data, "folder": str(self.folder.absolute()), **self.config}
-        told = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
-        return [*words, "--port", str(free_port()), "--node-config", told]
+        settings = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
+        return [*words, "--port", str(free_port()), "--node-config", settings]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -59,39 +63,57 @@ def stay_connected(site: Connection, log: Path, say: Callable[[str], None], pati
     turned_away_since: float | None = None
     failures = 0
     while True:
-        begin = _size(log)
+        begin, telling = _size(log), Telling(log)
         with running(site.command(), site.environment, log) as process:
-            code = _wait(process, log, begin, say)
-        told = _since(log, begin)
-        connected = "SuperNode ID:" in told
+            code = _wait(process, log, begin, telling, say)
+        lines = _since(log, begin)
+        connected = "SuperNode ID:" in lines
         failures = 0 if connected else failures + 1
-        if TURNED_AWAY not in told or connected:
+        if TURNED_AWAY not in lines or connected:
             turned_away_since = None
         else:
             turned_away_since = turned_away_since or time.monotonic()
+            if LEFT in lines:
+                raise InputError(
+                    f"{site.name} has left the federation at {site.server}: whoever runs the server took it out. Its "
+                    f"model in {site.folder} still predicts. To take part again, ask whoever runs the server to put "
+                    f"the key back (keys/{site.name}.pub), and join with --rejoin"
+                )
             if time.monotonic() - turned_away_since > patience:
                 raise InputError(
-                    f"the server at {site.server} does not admit the key of {site.name} (or another process uses it): "
-                    f"give {site.name}.pub to whoever runs the server, for its keys folder"
+                    f"the server at {site.server} does not admit the key of {site.name}: give {site.name}.pub to "
+                    "whoever runs the server, for its keys folder. If it is there, another process uses the key: end it"
                 )
-        if "CERTIFICATE_VERIFY_FAILED" in told:
+        clock = wrong_clock(site.server, site.authority)
+        if "CERTIFICATE_VERIFY_FAILED" in lines and clock is None:
             raise InputError(
                 f"the certificate of {site.server} was not issued by the authority given with --ca ({site.authority}), "
                 "or is for another host name; get ca.crt from whoever runs the server"
             )
         pause = PAUSES[min(failures, len(PAUSES) - 1)]
-        say(f"the connection ended (code {code}: {last_lines(log, 1)[:120]}); again in {pause:.0f} s")
+        ended = f"the connection ended (code {code}: {last_lines(log, 1)[:120]}); again in {pause:.0f} s"
+        say(f"{clock}; {ended}" if clock else ended)
         time.sleep(pause)
 
 
-def _wait(process: subprocess.Popen[bytes], log: Path, begin: int, say: Callable[[str], None]) -> int:
-    """Wait for the SuperNode to end; say once that it is connected."""
-    told = False
+def changed_rows(federation: str, how: str) -> str:
+    """That the rows are no longer those that the federation has, and what to do."""
+    return (
+        f"the rows have changed since they were contributed to {federation} ({how}). The federation still has the "
+        "former ones; to replace them, join again with --rejoin"
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], log: Path, begin: int, telling: Telling, say: Callable[[str], None]) -> int:
+    """Wait for the SuperNode to end; say once that it is connected, and what its processes tell."""
+    connected = False
     while True:
         code = process.poll()
-        if not told and "SuperNode ID:" in _since(log, begin):
-            told = True
+        if not connected and "SuperNode ID:" in _since(log, begin):
+            connected = True
             say("connected; waiting for the server's runs (Ctrl-C leaves the connection, not the federation)")
+        for line in telling.lines():
+            say(line)
         if code is not None:
             return int(code)
         time.sleep(0.5)

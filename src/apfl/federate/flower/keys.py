@@ -2,23 +2,25 @@
 
 The certificate authority signs one server certificate, by which sites know the server. A site is known by its key
 (P-384, the curve Flower asks for): the server lists the public keys it admits, and the private key stays at its site.
+The authority also certifies the federation's Ed25519 key, which signs instructions (`apfl.federate.instructions`).
 """
 
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from apfl.errors import InputError, optional
-from apfl.federate.terms import check_name
+from apfl.federate.instructions import COMMON_NAME
+from apfl.federate.names import check_name
 from apfl.files import replacing
 
-__all__ = ["ServerKeys", "make_certificates", "make_site_key", "public_keys"]
+__all__ = ["ServerKeys", "make_certificates", "make_site_key", "public_keys", "signing_key"]
 
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes reach it here
 DAY = timedelta(days=1)
@@ -72,10 +74,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 825) -> Se
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "apfl federation")])
         _write_private(folder / "ca.key", _pem(key))
         _write(keys.authority, _signed(key, name, key, name, [], 10 * 365, authority=True))
-    authority_key = optional("cryptography.hazmat.primitives.serialization", "flower").load_pem_private_key(
-        (folder / "ca.key").read_bytes(), None
-    )
-    issuer = x509.load_pem_x509_certificate(keys.authority.read_bytes()).subject
+    authority_key, issuer = _issuer(keys)
     key = _private_key()
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, hosts[0] if hosts else "localhost")])
     names = list(dict.fromkeys([*hosts, *ALWAYS]))
@@ -101,6 +100,57 @@ def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
     ssh = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     _write(public, ssh + f" {name}\n".encode())
     return private, public
+
+
+def signing_key(folder: Path) -> tuple[bytes, bytes]:
+    """The key in a server's folder that signs instructions, made once, and what vouches for it (both PEM).
+
+    That is a certificate of the folder's authority; without an authority, the bare public key.
+    """
+    serialization = optional("cryptography.hazmat.primitives.serialization", "flower")
+    private, certificate, keys = folder / "signing.key", folder / "signing.crt", ServerKeys(folder / "keys")
+    if not private.exists():
+        ed25519 = optional("cryptography.hazmat.primitives.asymmetric.ed25519", "flower")
+        _write_private(private, _pem(ed25519.Ed25519PrivateKey.generate()))
+    key = serialization.load_pem_private_key(private.read_bytes(), None)
+    if not keys.authority.exists():
+        pem = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        return private.read_bytes(), key.public_key().public_bytes(*pem)
+    if not _certifies(certificate, keys.authority, key.public_key()):
+        _write(certificate, _certified(key, keys))
+    return private.read_bytes(), certificate.read_bytes()
+
+
+def _certifies(certificate: Path, authority: Path, key: Any) -> bool:
+    """Whether a certificate is of this key, and this authority issued it."""
+    x509 = optional("cryptography.x509", "flower")
+    invalid = optional("cryptography.exceptions", "flower").InvalidSignature
+    try:
+        present = x509.load_pem_x509_certificate(certificate.read_bytes())
+        present.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.read_bytes()))
+    except (OSError, ValueError, TypeError, invalid):
+        return False
+    return bool(present.public_key() == key)
+
+
+def _certified(key: Any, keys: ServerKeys) -> bytes:
+    """A certificate of the key that signs instructions."""
+    if not (keys.folder / "ca.key").exists():
+        raise InputError(
+            f"{keys.folder / 'ca.key'} is not there, and it must certify once the key that signs this federation's "
+            "instructions; put it back for one start"
+        )
+    x509 = optional("cryptography.x509", "flower")
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, COMMON_NAME)])
+    return _signed(key, name, *_issuer(keys), [], 10 * 365, authority=False)
+
+
+def _issuer(keys: ServerKeys) -> tuple[Any, Any]:
+    """The authority's private key and its name."""
+    x509 = optional("cryptography.x509", "flower")
+    serialization = optional("cryptography.hazmat.primitives.serialization", "flower")
+    private = serialization.load_pem_private_key((keys.folder / "ca.key").read_bytes(), None)
+    return private, x509.load_pem_x509_certificate(keys.authority.read_bytes()).subject
 
 
 def public_keys(folder: Path) -> dict[str, Path]:
@@ -166,14 +216,15 @@ def _general_name(host: str) -> Any:
         return x509.DNSName(host)
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Nobody else may write here, whatever the umask: the keys in a server's folder decide who is admitted."""
+    with suppress(OSError):  # then `replacing` says why
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with replacing(path) as temporary:
+        temporary.touch(mode)
         temporary.write_bytes(content)
 
 
 def _write_private(path: Path, content: bytes) -> None:
     """Readable by its owner alone from the first byte on."""
-    with replacing(path) as temporary:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+    _write(path, content, 0o600)

@@ -9,6 +9,7 @@ import time
 
 __all__ = ["PARENT", "end_with_parent"]
 
+PATIENCE = 10.0  # seconds to end in an orderly manner
 PARENT = "APFL_PARENT"  # who started this process; unset for one that stands alone
 
 
@@ -23,3 +24,5 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(PATIENCE)
+    os.kill(os.getpid(), signal.SIGKILL)

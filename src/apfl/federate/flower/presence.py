@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flwr.serverapp import Grid
-
+from apfl.federate.flower.admission import read_registered
 from apfl.federate.flower.keys import public_keys
 from apfl.files import replacing
 
-__all__ = ["Presence"]
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+__all__ = ["Presence", "read_names"]
 
 LOOK = 1.0  # seconds between two looks
 
@@ -25,7 +28,8 @@ class Presence:
 
     def __init__(self, grid: Grid, folder: Path) -> None:
         self.grid, self.file, self.keys = grid, folder / "flower" / "nodes.json", folder / "keys"
-        self.names = _read_names(self.file)
+        self.registered = folder / "flower" / "registered.json"
+        self.names = read_names(self.file)
         self.vouched: set[int] = set()  # nodes whose key says who they are
         self.admitted: frozenset[str] = frozenset()  # sites with a key here, connected or not
         self.online: dict[int, str | None] = {}
@@ -38,9 +42,13 @@ class Presence:
             return
         self._looked, self.online = time.monotonic(), {}
         self.admitted = frozenset(public_keys(self.keys))
+        registered = read_registered(self.registered)
         for node in self.grid.get_nodes():
             if node.name:
                 if node.name not in self.admitted:  # it left, or its key was taken away
+                    continue
+                site = registered.get(node.name)
+                if site is not None and site.node not in ("", str(node.node_id)):  # it has another key by now
                     continue
                 self.vouched.add(node.node_id)
                 self.names[node.node_id] = node.name
@@ -53,12 +61,9 @@ class Presence:
             with replacing(self.file) as temporary:
                 temporary.write_text(json.dumps(self.names))
 
-    def everyone(self) -> set[str]:
-        """The connected sites: by name, or by number while they have not said one."""
-        return {client or str(node) for node, client in self.online.items()}
 
-
-def _read_names(path: Path) -> dict[int, str]:
+def read_names(path: Path) -> dict[int, str]:
+    """Number of the node -> what the site there called itself."""
     try:
         return {int(node): str(name) for node, name in json.loads(path.read_text()).items()}
     except (OSError, ValueError, AttributeError):

@@ -8,32 +8,45 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
-from apfl.errors import InputError
+from apfl.errors import InputError, printable
+from apfl.federate.flower.admission import (
+    Registered,
+    fingerprint,
+    read_nodes,
+    read_registered,
+    write_node,
+    write_registered,
+)
 from apfl.federate.flower.bundle import write_app
+from apfl.federate.flower.guard import end
 from apfl.federate.flower.keys import ServerKeys, public_keys
 from apfl.federate.flower.orphan import PARENT
-from apfl.files import replacing
+from apfl.files import cannot_write, hold, replacing
 
 __all__ = ["Server", "environment", "free_port", "is_loopback", "running", "split_address"]
 
+PATIENCE = 10.0  # seconds that a process has to end by itself
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else every run installs the app's dependencies anew
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
 }
+MOMENT = 5.0  # seconds for the processes of a server that was killed to end
+AGAIN = 60.0  # seconds after which a key that Flower refused is tried again: it may have been busy
 CONNECTION = "federation"  # the server's name in Flower's configuration
 
 
@@ -52,6 +65,7 @@ class Server:
     host: str = "127.0.0.1"
     port: int = 9091
     secure: bool = True
+    refused: dict[str, tuple[float, str]] = field(default_factory=dict, repr=False, compare=False)  # key: when, why
 
     @property
     def home(self) -> Path:
@@ -82,6 +96,10 @@ class Server:
         words += ["--ssl-ca-certfile", str(keys.authority), "--ssl-certfile", str(keys.certificate)]
         return [*words, "--ssl-keyfile", str(keys.private), "--enable-supernode-auth"]
 
+    def hold(self) -> IO[bytes]:
+        """The lock of the one server in this folder; one that was just killed has a moment to end."""
+        return hold(self.home / "server.lock", what=self.folder, wait=MOMENT, private=True)
+
     def write(self) -> None:
         """Flower's configuration and the app, so that plain ``flwr`` commands find the server too."""
         lines = ["[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]"]
@@ -92,7 +110,8 @@ class Server:
             temporary.write_text("\n".join(lines) + "\n")
         write_app(self.home / "app")
         with replacing(self.home / "server.json") as temporary:
-            temporary.write_text(json.dumps(asdict(self) | {"folder": ""}))
+            settings = {"folder": "", "host": self.host, "port": self.port, "secure": self.secure}
+            temporary.write_text(json.dumps(settings))
 
     @staticmethod
     def read(folder: Path) -> Server:
@@ -112,52 +131,81 @@ class Server:
 
     def flwr(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """A ``flwr`` command for this server, to its end."""
-        return subprocess.run(
-            self.flwr_command(*words), env=self.environment, capture_output=True, text=True, timeout=timeout
-        )
+        try:
+            return subprocess.run(
+                self.flwr_command(*words), env=self.environment, capture_output=True, text=True, timeout=timeout
+            )
+        except subprocess.TimeoutExpired as error:
+            raise InputError(
+                f"the server at {self.address} did not carry out 'flwr {' '.join(words[:2])}' within {timeout:.0f} s; "
+                f"try again, and if it stays so see {self.home / 'superlink.log'}"
+            ) from error
 
     @staticmethod
     def flwr_command(*words: str) -> list[str]:
         return [str(Path(sys.executable).parent / "flwr"), *words]
 
     @property
-    def registered(self) -> dict[str, str]:
-        """Name -> number of the sites that Flower's database admits."""
-        path = self.home / "registered.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+    def registered(self) -> dict[str, Registered]:
+        """The sites that are admitted."""
+        return read_registered(self.home / "registered.json")
 
     def admit(self) -> list[str]:
-        """Register the public keys in the folder that are not registered yet; the names that were new."""
-        new = [name for name in public_keys(self.keys.folder) if name not in self.registered]
-        for name in new:
-            path = self.keys.folder / f"{name}.pub"
-            done = self.flwr("supernode", "register", str(path), CONNECTION, "--name", name, "--format", "json")
-            found = re.search(r'"node-id": "?(\d+)', done.stdout)
-            said = done.stdout + done.stderr
-            if not found and "already" not in said:  # it may have been registered with Flower's own command
-                raise InputError(f"{path} was not admitted: {said.strip()[-300:]}")
-            self._keep(self.registered | {name: found.group(1) if found else ""})
-        return new
+        """Bring the list of admitted sites up to the public keys in the folder; what changed, in sentences."""
+        told, problems, keys = [], [], public_keys(self.keys.folder)
+        for name in sorted(set(self.registered) - set(keys)):
+            self.dismiss(name)
+            told.append(f"no longer admitted: {name}")
+        for name, path in keys.items():
+            try:
+                told += self._admit(name, path)
+            except InputError as error:  # the other keys are as good as before
+                problems.append(str(error))
+        if problems:
+            raise InputError("; ".join([*told, *problems]))
+        return told
+
+    def _admit(self, name: str, path: Path) -> list[str]:
+        before, key = self.registered.get(name), fingerprint(path)
+        if before is not None and before.key == key:
+            return []
+        self._check_refused(key)
+        done = self.flwr("supernode", "register", str(path), CONNECTION, "--name", name, "--format", "json")
+        match = re.search(r'"node-id": "?(\d+)', done.stdout)
+        said = done.stdout + done.stderr
+        if not match and "already" not in said:  # Flower has it from before, or from its own command
+            problem = f"{path} was not admitted: {printable(said.strip()[-300:])}"
+            self.refused[key] = time.monotonic(), problem
+            raise InputError(problem)
+        site = Registered(match.group(1) if match else self._known_node(key, before), key)
+        if site.node:
+            write_node(self.home / "key_nodes.json", key, site.node)
+        write_registered(self.home / "registered.json", self.registered | {name: site})
+        return [f"{'admitted' if before is None else 'changed the key of'} {name} ({key})"]
+
+    def _known_node(self, key: str, before: Registered | None) -> str:
+        """The node of a key that Flower has from before; empty if nothing here says which."""
+        earlier = before.node if before is not None and not before.key else ""  # a version that kept no key
+        return read_nodes(self.home / "key_nodes.json").get(key, earlier)
+
+    def _check_refused(self, key: str) -> None:
+        """Raise again what Flower said to a key just now: a look is not worth a process that says the same."""
+        at, problem = self.refused.get(key, (-math.inf, ""))
+        if time.monotonic() - at < AGAIN:
+            raise InputError(problem)
 
     def dismiss(self, name: str) -> None:
-        """Take a site's key off the list."""
-        if name in self.registered:
-            if self.registered[name]:
-                self.flwr("supernode", "unregister", self.registered[name], CONNECTION)
-            self._keep({each: node for each, node in self.registered.items() if each != name})
-
-    def _keep(self, registered: Mapping[str, str]) -> None:
-        with replacing(self.home / "registered.json") as temporary:
-            temporary.write_text(json.dumps(registered))
+        """Take a site off the list; without its key in the folder the server does not serve it."""
+        kept = {each: site for each, site in self.registered.items() if each != name}
+        write_registered(self.home / "registered.json", kept)
 
 
 @contextmanager
 def running(
-    command: Sequence[str], env: dict[str, str], log: Path, *, append: bool = True
+    command: Sequence[str], env: dict[str, str], log: Path, *, append: bool = True, lock: IO[bytes] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with all it starts, in a group of its own, which ends with the block."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab" if append else "wb") as output:
+    """A process with all it starts, in a group of its own, which ends with the block; it holds ``lock`` as we do."""
+    with _opened(log, append) as output:
         process = subprocess.Popen(
             command,
             env={**env, PARENT: str(os.getpid())},
@@ -165,22 +213,20 @@ def running(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=() if lock is None else (lock.fileno(),),
         )
     try:
         yield process
     finally:
-        stop(process)
+        end(process, PATIENCE)
 
 
-def stop(process: subprocess.Popen[bytes], patience: float = 10) -> None:
-    """Ask the process to end, then make its whole group end."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _opened(log: Path, append: bool) -> IO[bytes]:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("ab" if append else "wb")
+    except OSError as error:
+        raise cannot_write(log, error) from error
 
 
 def wait_until(
@@ -199,7 +245,8 @@ def wait_until(
 def last_lines(log: Path, n: int = 3) -> str:
     """What a log ends with."""
     with suppress(OSError):
-        return " | ".join(line.strip() for line in log.read_text(errors="replace").splitlines()[-n:] if line.strip())
+        lines = log.read_text(errors="replace").splitlines()[-n:]
+        return " | ".join(printable(line) for line in lines if line.strip())
     return "no log"
 
 

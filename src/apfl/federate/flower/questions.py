@@ -31,7 +31,10 @@ class Phase:
 PHASES = {
     phase.name: phase
     for phase in (
-        Phase("describe", "query.describe", lambda site, a: not a.settled and site not in a.described),
+        Phase("describe", "query.describe", lambda site, a: a.describing and site not in a.described),
+        Phase("spread", "train.spread", lambda site, a: a.spreading and site in a.described - a.spread),
+        Phase("rejoin", "train.rejoin", lambda site, a: site in a.earlier),
+        Phase("return", "train.return", lambda site, a: a.settled and site in a.gone),
         Phase("statistics", "train.statistics", lambda site, a: a.settled and site not in a.contributed),
         Phase("table", "train.table", lambda site, a: a.choosing and site in a.members - a.tabled, numbered=True),
         Phase(

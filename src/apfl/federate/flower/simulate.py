@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from apfl.data import load_dataset
 from apfl.data.federation import Dataset, Federation
+from apfl.data.load import Source, load_data
 from apfl.errors import InputError
 from apfl.experiments.run import Protocol, federate
 from apfl.federate import Coordinator, Terms
@@ -21,17 +22,26 @@ from apfl.files import replacing
 __all__ = ["simulate"]
 
 
-def simulate(folder: Path, data: str, protocol: Protocol, seed: int, terms: Terms, *, as_json: bool = False) -> None:
-    """Deal the rows out to sites under ``folder``, and run the federation until every site has its model."""
-    dataset = load_dataset(data)
+def simulate(
+    folder: Path, source: Source, protocol: Protocol, seed: int, terms: Terms, *, as_json: bool = False
+) -> dict[str, str]:
+    """Deal the rows out to sites under ``folder``, and run the federation until every site has its model.
+
+    Returns the client of each site.
+    """
+    dataset = load_data(source)
     federation = federate(dataset, protocol, seed)
+    if len(federation.train) < 2:
+        raise InputError(f"the column names one client, {federation.names[0]}; a federation needs two or more")
+    terms = replace(terms, quorum=len(federation.train))
     if (folder / "ledger.sqlite").exists():
         raise InputError(f"{folder} holds a federation already; choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
     with Coordinator(folder, terms):
         pass
-    for number in range(len(federation.train)):
-        _write_site(folder / "sites" / f"site-{number:03d}" / "features.npz", federation, number, dataset)
+    names = {f"site-{number:03d}": name for number, name in enumerate(federation.names)}
+    for number, site in enumerate(names):
+        _write_site(folder / "sites" / site / "features.npz", federation, number, dataset)
     os.environ |= {**QUIET, SIMULATION: str(folder.absolute()), "APFL_FEDERATION": str(folder.absolute())}
     os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **({} if as_json else {WORDS: "1"})}
     from flwr.simulation import run_simulation
@@ -45,6 +55,7 @@ def simulate(folder: Path, data: str, protocol: Protocol, seed: int, terms: Term
         server_app, client_app, num_supernodes=len(federation.train),
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )  # fmt: skip
+    return names
 
 
 def _write_site(path: Path, federation: Federation, number: int, dataset: Dataset) -> None:

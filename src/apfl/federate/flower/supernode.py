@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from apfl.federate.flower.bundle import app_hash
+from apfl.federate.flower.asgi import App
+from apfl.federate.flower.bundle import app_hash, remove_broken_app
+from apfl.federate.flower.executor import keep_executor
 from apfl.federate.flower.orphan import end_with_parent
+from apfl.federate.flower.peers import protocol
+from apfl.federate.flower.superlink import FleetOnly
+from apfl.federate.flower.telling import tame_logs, tell
 
 __all__ = ["main"]
 
@@ -26,7 +33,9 @@ def main() -> None:
     from flwr.supercore.run import RunNotRunningException
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    tame_logs()
     end_with_parent()
+    keep_executor(node, tell)
     own, connect = app_hash(), node.http_request_response
 
     @contextmanager
@@ -42,12 +51,26 @@ def main() -> None:
                         run_id, fab_hash[:8], own[:8],
                     )  # fmt: skip
                     raise RunNotRunningException
+                remove_broken_app(Path(os.environ.get("FLWR_HOME", "")))
                 return fab
 
             yield node_id, receive, send, get_run, own_app_only, *rest
 
     node.http_request_response = guarded
+    _keep_to_own_user()
     flower_supernode()
+
+
+def _keep_to_own_user() -> None:
+    """The interface to the site's own processes answers no other user of this machine."""
+    import uvicorn
+
+    config = uvicorn.Config
+
+    def guarded(app: App, **options: Any) -> uvicorn.Config:
+        return config(FleetOnly(app), **(options | {"http": protocol()}))
+
+    uvicorn.Config = guarded
 
 
 if __name__ == "__main__":

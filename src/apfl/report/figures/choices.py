@@ -81,11 +81,11 @@ def swept(sheet: Sheet) -> list[str]:
         for name, value in row.differs.items():
             values.setdefault((name, row.method, column), set()).add(repr(value))
             moving.setdefault(name, set()).update(_moves_with(sheet, row, name))
-    found: list[str] = []
+    names: list[str] = []
     for (name, _, _), seen in values.items():
-        if len(seen) > 2 and name not in found and not moving[name] & set(found):
-            found.append(name)
-    return found
+        if len(seen) > 2 and name not in names and not moving[name] & set(names):
+            names.append(name)
+    return names
 
 
 def varying(sheet: Sheet) -> list[str]:
@@ -138,13 +138,13 @@ def _ticks(axes: Axes, place: dict[Any, float], numeric: bool) -> None:
 
 
 def _lines(sheet: Sheet, name: str) -> list[_Line]:
-    found: dict[tuple[str, Column, str], dict[Any, tuple[Row, Sequence[Record]]]] = {}
+    points_of: dict[tuple[str, Column, str], dict[Any, tuple[Row, Sequence[Record]]]] = {}
     for (row, column), records in sheet.cells.items():
         if name in row.differs:
-            held = [key for key in row.differs if key not in _moves_with(sheet, row, name)]
-            rest = ", ".join(f"{key}={row.differs[key]}" for key in held)
-            found.setdefault((row.method, column, rest), {})[row.differs[name]] = (row, records)
-    kept = {key: points for key, points in found.items() if len(points) > 1}
+            fixed = [key for key in row.differs if key not in _moves_with(sheet, row, name)]
+            rest = ", ".join(f"{key}={row.differs[key]}" for key in fixed)
+            points_of.setdefault((row.method, column, rest), {})[row.differs[name]] = (row, records)
+    kept = {key: points for key, points in points_of.items() if len(points) > 1}
     columns = list(dict.fromkeys(column for _, column, _ in kept))
     return [
         _Line(", ".join(part for part in (method, *_apart(column, columns), rest) if part), column, points)
@@ -153,16 +153,18 @@ def _lines(sheet: Sheet, name: str) -> list[_Line]:
 
 
 def _draw(axes: Axes, line: _Line, place: dict[Any, float], colour: str, i: int) -> None:
-    found = sorted(((place[value], *each) for value, each in line.points.items() if value in place), key=lambda f: f[0])
-    x = [at for at, _, _ in found]
-    means, spreads = zip(*(_mean_and_spread(records) for _, _, records in found), strict=True)
+    placed = sorted(
+        ((place[value], *each) for value, each in line.points.items() if value in place), key=lambda f: f[0]
+    )
+    x = [at for at, _, _ in placed]
+    means, spreads = zip(*(_mean_and_spread(records) for _, _, records in placed), strict=True)
     marker, style = MARKERS[i % len(MARKERS)], LINES[i % len(LINES)]
     axes.errorbar(x, means, spreads, fmt=marker + style, color=colour, capsize=2, label=line.label, ms=5)
     for value, (_, records) in line.points.items():
         if value not in place:
             axes.axhline(_mean_and_spread(records)[0], ls="-.", color=colour, lw=1, label=f"{line.label}: {value}")
-    _shared_stream(axes, found, colour, line.label)
-    paper = [(at, published(row, line.column)) for at, row, _ in found]
+    _shared_stream(axes, placed, colour, line.label)
+    paper = [(at, published(row, line.column)) for at, row, _ in placed]
     known = [(at, 100 * value) for at, value in paper if value is not None]
     if known:
         axes.plot(*zip(*known, strict=True), marker, mfc="none", color=colour, label=f"{line.label}: paper")
@@ -173,11 +175,11 @@ def _mean_and_spread(records: Sequence[Record]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def _shared_stream(axes: Axes, found: Sequence[tuple[float, Row, Sequence[Record]]], colour: str, label: str) -> None:
+def _shared_stream(axes: Axes, placed: Sequence[tuple[float, Row, Sequence[Record]]], colour: str, label: str) -> None:
     """The primary stream alone at the same settings, where it was recorded."""
     alone = [
         (at, 100 * float(np.mean([a for r in records for a in r.primary_accuracies if a is not None])))
-        for at, _, records in found
+        for at, _, records in placed
         if all(r.primary_accuracies for r in records)
     ]
     if alone:
@@ -187,8 +189,8 @@ def _shared_stream(axes: Axes, found: Sequence[tuple[float, Row, Sequence[Record
 def _moves_with(sheet: Sheet, row: Row, name: str) -> set[str]:
     """The setting itself, and those that always change together with it (both widths, say)."""
     own = [other.differs for other in sheet.rows if other.method == row.method]
-    pairs = {key: {(repr(d[name]), repr(d[key])) for d in own} for key in row.differs}
-    n = len({repr(d[name]) for d in own})
+    pairs = {key: {(repr(d.get(name)), repr(d.get(key))) for d in own} for key in row.differs}  # not all are tuned
+    n = len({repr(d.get(name)) for d in own})
     return {key for key, seen in pairs.items() if len(seen) == n == len({b for _, b in seen})}
 
 

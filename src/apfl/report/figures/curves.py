@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from apfl.experiments.record import Record
 from apfl.report.figures.style import INK, Look, logarithmic
 from apfl.report.sheet import Column, Row, Sheet
-from apfl.report.terminal import human_bytes
+from apfl.report.units import human_bytes
 
 __all__ = ["Curve", "cost", "curve", "overhead", "progress"]
 

@@ -77,8 +77,8 @@ def gains_over_primary(records: Sequence[Record]) -> Floats:
 def gains_over_alone(records: Sequence[Record], alone: Sequence[Record]) -> Floats:
     """Each client's accuracy minus what it reaches by itself, on the seeds both have, in points."""
     by_seed = {record.seed: record for record in alone}
-    found = [(r, by_seed[r.seed]) for r in records if r.seed in by_seed]
-    return _points([(a.client_accuracies, b.client_accuracies) for a, b in found if list(a.n_test) == list(b.n_test)])
+    pairs = [(r, by_seed[r.seed]) for r in records if r.seed in by_seed]
+    return _points([(a.client_accuracies, b.client_accuracies) for a, b in pairs if list(a.n_test) == list(b.n_test)])
 
 
 def _points(pairs: Sequence[tuple[Sequence[float | None], Sequence[float | None]]]) -> Floats:

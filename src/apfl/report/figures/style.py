@@ -81,11 +81,11 @@ class Look:
 def looks(rows: Sequence[Row], ours: Row | None) -> dict[Row, Look]:
     """A look for every row; ours is the blue star."""
     colours = [VERMILLION, GREEN, ORANGE, PURPLE, SKY, INK]
-    found = {ours: Look(BLUE, "*", "-", True)} if ours is not None else {}
+    assigned = {ours: Look(BLUE, "*", "-", True)} if ours is not None else {}
     for i, row in enumerate(row for row in rows if row is not ours):
         look = Look(colours[i % len(colours)], MARKERS[i % len(MARKERS)], LINES[i // len(colours) % len(LINES)])
-        found[row] = look
-    return found
+        assigned[row] = look
+    return assigned
 
 
 @contextmanager
@@ -123,12 +123,12 @@ def shared_legend(figure: Figure) -> None:
 
 def _entries(panels: Sequence[Axes]) -> tuple[list[str], list[Any]]:
     """Labels and handles in the order of the alphabet, each label once."""
-    found: dict[str, Any] = {}
+    handle_of: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    labels = sorted(found)
-    return labels, [found[label] for label in labels]
+            handle_of.setdefault(label, handle)
+    labels = sorted(handle_of)
+    return labels, [handle_of[label] for label in labels]
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from apfl.experiments.record import Record
+from apfl.report import TITLE
 from apfl.report.figures.style import looks
 from apfl.report.page import parts
 from apfl.report.page.tables import tables
@@ -31,7 +32,7 @@ def page(
     records: Iterable[Record],
     *,
     against: str | None = None,
-    title: str = "Personalised federated learning: results",
+    title: str = TITLE,
     on_federation: Callable[[int, int], None] = lambda done, of: None,
 ) -> str:
     """The page as text; ``on_federation`` is told how many of how many are drawn."""

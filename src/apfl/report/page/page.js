@@ -33,3 +33,7 @@ show();
 const open = () => { const goal = location.hash.length > 1 && document.getElementById(location.hash.slice(1)); if (goal && goal.tagName === "DETAILS") goal.open = true; };
 addEventListener("hashchange", open);
 open();
+// Paper cannot be opened: print everything, then close again what was closed.
+let closed = [];
+addEventListener("beforeprint", () => { closed = [...document.querySelectorAll("details:not([open])")]; for (const each of closed) each.open = true; });
+addEventListener("afterprint", () => { for (const each of closed) each.open = false; });

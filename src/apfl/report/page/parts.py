@@ -10,13 +10,14 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from apfl.experiments.record import Record
+from apfl.report.caveats import unmeasured
 from apfl.report.figures import choices, curves, people
 from apfl.report.figures.draw import all_gains, drawn, panel
 from apfl.report.figures.style import Look, themed
 from apfl.report.page.tables import Values, client_table
 from apfl.report.results import Results
 from apfl.report.sheet import Column, Row, Sheet
-from apfl.report.terminal import human_bytes
+from apfl.report.units import human_bytes
 
 __all__ = ["federation", "overview", "settings", "sweeps"]
 
@@ -101,7 +102,8 @@ def _missing(counted: Record | None, gains: Mapping[str, people.Floats], has_our
 
 def _facts(records: Sequence[Record]) -> dict[str, str]:
     first = records[0]
-    without = f", {first.n_clients_without_test} without test rows" if first.n_clients_without_test else ""
+    missing = unmeasured(records)
+    without = f". {missing}" if missing else ""
     return {
         "data": first.data,
         "clients": f"{first.n_clients}{without}",
@@ -118,7 +120,7 @@ def _compact(facts: Mapping[str, Any]) -> str:
 
 def _curves(sheet: Sheet, column: Column, name: str, looks: dict[Row, Look]) -> list[Values]:
     tall = 3.1
-    found = []
+    parts = []
     if any(len(record.curve) > 1 for cell in sheet.records(column).values() for record in cell):
         for x, words in (("rounds", "rounds"), ("seconds", "computing time"), ("bytes", "bytes sent")):
             about = (
@@ -127,12 +129,12 @@ def _curves(sheet: Sheet, column: Column, name: str, looks: dict[Row, Look]) -> 
             about += "follow, only the result."
             about += " Dotted: nothing is sent." if x == "bytes" else ""
             draw = drawn(curves.progress, sheet, column, x, looks)
-            found.append(_figure(f"{name}-{x}", f"Accuracy against {words}", about, draw, tall))
+            parts.append(_figure(f"{name}-{x}", f"Accuracy against {words}", about, draw, tall))
     for of, words in (("seconds", "time"), ("bytes", "bytes")):
         about = "At the end, mean ± standard deviation over seeds; up and to the left is better."
         draw = drawn(curves.cost, sheet, column, of, looks)
-        found.append(_figure(f"{name}-cost-{of}", f"Cost against accuracy: {words}", about, draw, tall))
-    return found
+        parts.append(_figure(f"{name}-cost-{of}", f"Cost against accuracy: {words}", about, draw, tall))
+    return parts
 
 
 def _clients(sheet: Sheet, column: Column, name: str, looks: dict[Row, Look]) -> list[Values]:
@@ -144,10 +146,10 @@ def _clients(sheet: Sheet, column: Column, name: str, looks: dict[Row, Look]) ->
 
 def _labels(record: Record, name: str) -> Values:
     counts = np.array(record.class_counts)
-    held = (counts > 0).sum(1)
+    n_own = (counts > 0).sum(1)
     about = (
         f"Training rows, seed {record.seed}; the stronger the colour, the more (at most {counts.max()}). "
-        f"A client has {held.min()} to {held.max()} of {counts.shape[1]} classes, {np.median(held):g} in the median."
+        f"A client has {n_own.min()} to {n_own.max()} of {counts.shape[1]} classes, {np.median(n_own):g} in the median."
     )
     height = min(5.5, max(2.4, 0.5 + 0.16 * len(counts)))
     return _figure(f"{name}-labels", "Who has which classes", about, drawn(people.label_picture, record), height)
@@ -162,32 +164,32 @@ def _gained(values: people.Floats) -> str:
 
 
 def _chosen(by_row: Mapping[Row, Sequence[Record]], name: str) -> list[Values]:
-    found = []
+    parts = []
     for i, (row, records) in enumerate(by_row.items()):
         record = records[0]
         if "table" in record.chosen:
             about = f"Seed {record.seed}, training rows only, each left out of both streams; the star is the choice."
             draw = drawn(choices.surface, record)
-            found.append(_figure(f"{name}-surface{i}", f"What {row.label} chose from", about, draw))
+            parts.append(_figure(f"{name}-surface{i}", f"What {row.label} chose from", about, draw))
         if "gamma_path" in record.chosen:
             about = (
                 f"Generalised cross-validation of the sums, seed {record.seed}; the star is the choice: the smallest "
             )
             about += "gamma near the lowest point whose score is within 3 % of it."
             draw = drawn(choices.gcv_curve, record)
-            found.append(_figure(f"{name}-gcv{i}", f"How {row.label} chose gamma", about, draw))
-    return found
+            parts.append(_figure(f"{name}-gcv{i}", f"How {row.label} chose gamma", about, draw))
+    return parts
 
 
 def settings(results: Results) -> list[Values]:
     """Every cell's settings, what was chosen, where it ran."""
-    found = []
+    parts = []
     for row in results.rows:
         for column in results.columns:
             records = results.sheet.cells.get((row, column), ())
             if records:
-                found.append({"label": f"{row.label}: {column.label}", "groups": _groups(records)})
-    return found
+                parts.append({"label": f"{row.label}: {column.label}", "groups": _groups(records)})
+    return parts
 
 
 def _groups(records: Sequence[Record]) -> dict[str, dict[str, str]]:

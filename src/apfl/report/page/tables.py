@@ -30,15 +30,15 @@ def tables(results: Results, source: str) -> list[Values]:
         for row in results.rows
     ]
     about = notes(results, ("Bold", "underlined"), source)
-    found = [_table("results", "Accuracy", f"Accuracy in %: {results.metric.says}", heads, first, about)]
+    result_tables = [_table("results", "Accuracy", f"Accuracy in %: {results.metric.says}", heads, first, about)]
     if results.ours is not None and results.differences:
         apart = [
             {"ours": False, "cells": [_cell(row.label), *(_difference(results, row, c) for c in results.columns)]}
             for row in others(results)
         ]
         name = f"{results.ours.label} minus the others"
-        found.append(_table("differences", name, f"{name}, in points", heads, apart, difference_notes(results)))
-    return [*found, _everything(results)]
+        result_tables.append(_table("differences", name, f"{name}, in points", heads, apart, difference_notes(results)))
+    return [*result_tables, _everything(results)]
 
 
 def _table(
@@ -62,8 +62,8 @@ def _result(results: Results, row: Row, column: Column) -> Values:
 
 
 def _difference(results: Results, row: Row, column: Column) -> Values:
-    found = results.differences.get((row, column))
-    return _cell(points(results, row, column), None if found is None else found.value)
+    difference = results.differences.get((row, column))
+    return _cell(points(results, row, column), None if difference is None else difference.value)
 
 
 def _everything(results: Results) -> Values:
@@ -94,7 +94,7 @@ def client_table(results: Results, column: Column, name: str) -> Values:
     heads = ["client", "training rows", "test rows", *(["classes"] if own.class_counts else []), results.ours.label]
     heads += [head for other in beside for head in (other, f"gain over {other}")]
     rows = [{"ours": False, "cells": _client(own, k, list(beside.values()))} for k in range(len(own.client_names))]
-    caption = f"Accuracy of each client in %, gains in points, seed {own.seed}"
+    caption = f"{column.label}: accuracy of each client in %, gains in points, seed {own.seed}"
     return _table(f"{name}-clients", "Clients", caption, heads, rows)
 
 

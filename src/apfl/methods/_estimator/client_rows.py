@@ -1,4 +1,4 @@
-"""The rows that `APFLClassifier` was given, by client."""
+"""The rows that an estimator was given, by client."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils import check_random_state
 from torch import Tensor
 
 from apfl.data.federation import Shard
-from apfl.data.missing import refuse_missing
+from apfl.data.missing import as_array, refuse_missing
 from apfl.errors import InputError, unknown
 from apfl.models.dual_stream import DualStream
 from apfl.models.undecided import undecided
@@ -26,6 +27,7 @@ __all__ = [
     "one_each",
     "rows_by_name",
     "scores_and_reasons",
+    "seed_of",
     "take_out",
     "tensor",
 ]
@@ -34,9 +36,10 @@ ALONE = "alone"  # the name of the one client there is when none are named
 NAMES_SHOWN = 5
 
 
-def digest(rows: Shard) -> str:
-    """The same for the same rows in any order."""
-    table = torch.cat([rows.features, rows.labels[:, None].to(torch.float64)], 1).numpy()
+def digest(rows: Shard, classes: np.ndarray) -> str:
+    """The same for the same rows in any order, also after other classes have come."""
+    names = torch.tensor([group_code(name) for name in classes.tolist()])  # seven bytes each: no two are alike
+    table = torch.cat([rows.features, names[rows.labels][:, None].view(torch.float64)], 1).numpy()
     return hashlib.sha256(b"".join(sorted(row.tobytes() for row in table))).hexdigest()
 
 
@@ -49,8 +52,7 @@ def one_each(what: str, values: Any, n: int) -> list[Any]:
     ['north', 'north']
     """
     one = isinstance(values, (str, bytes)) or not isinstance(values, Iterable)
-    # An array of objects, because numpy would turn ["a", nan] into ["a", "nan"].
-    array = np.asarray(values) if one or hasattr(values, "__array__") else np.fromiter(values, object)
+    array = as_array(values if one or hasattr(values, "__array__") else list(values))
     if array.ndim == 0:
         array = np.repeat(array, n)
     if len(array) != n:
@@ -138,15 +140,22 @@ def _some(names: list[Hashable], describe: Callable[[Hashable], str]) -> str:
 
 def rows_by_name(names: list[Hashable]) -> dict[Hashable, list[int]]:
     """Which rows each client has, in one pass."""
-    found: dict[Hashable, list[int]] = {}
+    places: dict[Hashable, list[int]] = {}
     for row, name in enumerate(names):
-        found.setdefault(name, []).append(row)
-    return found
+        places.setdefault(name, []).append(row)
+    return places
 
 
 def tensor(rows: np.ndarray) -> Tensor:
     """The rows as a tensor; copied where torch could not share them (read-only, or with negative strides)."""
     return torch.from_numpy(np.require(rows, requirements=["C", "W"]))
+
+
+def seed_of(random_state: Any) -> int:
+    """The seed of the maps, from what scikit-learn takes for one."""
+    if isinstance(random_state, (int, np.integer)):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31))
 
 
 def group_code(group: Hashable) -> int:

@@ -1,0 +1,217 @@
+"""What choosing costs, and how near `apfl` is to its matrix products: ratios from one run on one machine, as JSON.
+
+    python benchmarks/choice.py [--runs random:512 random:1024 landmarks:4096 ...] [--threads 2] [--peers]
+
+automatic   `apfl` of this map and width with everything open
+fixed       the same with gamma, beta, balance and tau at what was chosen
+bare        the BLAS and LAPACK calls of the automatic run (`calls` names them), same shapes and dtypes, nothing else
+
+Seconds are wall, and processor seconds of all threads: these are what to compare on a machine that others use.
+With --peers also, on the same rows pooled: scikit-learn's RidgeClassifier and RidgeClassifierCV, and FedAvg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from foundation import cpu_name
+from torch import Tensor
+
+from apfl.data import load_dataset
+from apfl.data.federation import Shard
+from apfl.experiments.run import Protocol, federate
+from apfl.maths.banded import PANEL
+from apfl.maths.gcv import EIGEN_WIDTH
+from apfl.maths.hits import grid
+from apfl.maths.machine import over_clients, threads
+from apfl.maths.ridge import one_hot, squared
+from apfl.methods import load_method
+
+CPU = torch.device("cpu")
+SKETCH, SYNTHETIC = 128, 2048
+Seconds = dict[str, float]
+
+
+def timed(call: Callable[[], Any]) -> tuple[Any, Seconds]:
+    wall, processor = time.perf_counter(), time.process_time()
+    made = call()
+    return made, {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
+
+
+def ran(clients: Sequence[Shard], n_classes: int, **settings: Any) -> dict[str, Any]:
+    """What a run of `apfl` chose."""
+    (only,) = load_method("apfl", **settings).rounds(clients, n_classes, 0)
+    return dict(only.chosen)
+
+
+class Bare:
+    """The calls of an automatic run, by name."""
+
+    def __init__(self, clients: Sequence[Shard], n_classes: int, kind: str, d: int) -> None:
+        self.clients, self.c, self.kind, self.d = clients, n_classes, kind, d
+        self.n_in = clients[0].features.shape[1]
+        self.n_betas = len(grid(1.0, beta=None, balance=None, tau=None).betas)
+        self.shared = torch.randn(d, n_classes + SKETCH, dtype=torch.float64)
+        self.matrix = torch.randn(self.n_in, d, dtype=torch.float64 if kind == "landmarks" else torch.float32)
+        self.definite = squared(torch.randn(d + 8, d, dtype=torch.float64)) + torch.eye(d, dtype=torch.float64)
+        self.factor = torch.linalg.cholesky(self.definite)
+
+    def calls(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Everything that must be called, under the name of its part."""
+        if self.kind == "landmarks":
+            yield "draw landmarks", self.draw
+        yield "map, statistics", lambda: over_clients(self.sums, self.bundles(), CPU)
+        yield "gamma", self.gamma
+        yield "solve, sketch", self.solve
+        yield "decompose", lambda: over_clients(self.decompose, self.clients, CPU)
+        yield "left-out scores", lambda: over_clients(self.scores, self.clients, CPU)
+        yield "refine", lambda: over_clients(self.refine, self.clients, CPU)
+
+    def seconds(self) -> dict[str, Seconds]:
+        return {name: timed(call)[1] for name, call in self.calls()}
+
+    def mapped(self, features: Tensor) -> Tensor:
+        phi = features.to(self.matrix) @ self.matrix
+        return phi if self.kind == "random" else torch.linalg.solve_triangular(self.factor, phi.T, upper=False).T
+
+    def bundles(self) -> list[tuple[Tensor, Tensor]]:
+        """Rows together as the method takes them: few products of many rows."""
+        rows = torch.cat([shard.features for shard in self.clients])
+        targets = one_hot(torch.cat([shard.labels for shard in self.clients]), self.c)
+        return list(zip(rows.split(4096), targets.split(4096), strict=True))
+
+    def sums(self, bundle: tuple[Tensor, Tensor]) -> None:
+        phi = self.mapped(bundle[0]).double()
+        squared(phi)
+        phi.T @ bundle[1]
+
+    def draw(self) -> None:
+        for shard in self.clients:
+            squared(shard.features.double())
+        np.linalg.eigh(squared(torch.randn(self.n_in + 8, self.n_in, dtype=torch.float64)).numpy())
+        torch.randn(self.d + SYNTHETIC, self.n_in, dtype=torch.float64) @ torch.randn(self.n_in, self.n_in).double()
+        for _ in range(2):  # which landmarks to keep, and L
+            self.matrix.T @ self.matrix
+            torch.linalg.cholesky(self.definite)
+        self.mapped(torch.randn(SYNTHETIC, self.n_in))
+
+    def gamma(self) -> None:
+        if self.d <= EIGEN_WIDTH:
+            torch.linalg.eigh(self.definite)
+            return
+        for m in range(self.d - PANEL, 0, -PANEL):  # a band form; half of a product of rank 2 b
+            columns, half = self.definite[:m, :PANEL], self.definite[: m // 2, : 2 * PANEL]
+            torch.geqrf(columns)
+            self.definite[:m, :m] @ columns
+            half @ self.definite[: 2 * PANEL, :m]
+
+    def solve(self) -> None:
+        torch.linalg.cholesky(self.definite)
+        torch.cholesky_solve(self.shared[:, : self.c], self.factor)
+        torch.linalg.solve_triangular(self.factor.T, self.shared[:, self.c :], upper=True)
+
+    def psi(self, shard: Shard) -> Tensor:
+        """With landmarks it is Phi, which is there already."""
+        if self.kind == "random":
+            return self.mapped(shard.features).double()
+        return self.definite.repeat(1 + len(shard) // self.d, 1)[: len(shard)]
+
+    def decompose(self, shard: Shard) -> None:
+        psi, (n, d) = self.psi(shard), (len(shard), self.d)
+        _, vectors = np.linalg.eigh(squared(psi.T if n < d else psi).numpy())
+        if n >= d:
+            psi @ torch.from_numpy(vectors)
+
+    def scores(self, shard: Shard) -> None:
+        n, rank = len(shard), min(len(shard), self.d)
+        u, e, v = (torch.ones(n, k, dtype=torch.float64) for k in (rank, self.c, SKETCH))
+        torch.ones(n, self.d, dtype=torch.float64) @ self.shared
+        u.T @ e
+        v @ (v.T @ u)
+        u @ torch.ones(rank, self.n_betas * self.c, dtype=torch.float64)
+
+    def refine(self, shard: Shard) -> None:
+        n, rank = len(shard), min(len(shard), self.d)
+        u, phi = (torch.ones(n, k, dtype=torch.float64) for k in (rank, self.d))
+        inner = u.T @ (phi @ self.shared[:, : self.c])
+        fitted = (u @ inner).T @ phi if n < self.d else torch.ones(self.d, rank, dtype=torch.float64) @ inner
+        if self.kind == "landmarks":
+            torch.linalg.solve_triangular(self.factor.T, fitted.T if n < self.d else fitted, upper=True)
+
+
+def measured(clients: Sequence[Shard], n_classes: int, kind: str, d: int) -> dict[str, Any]:
+    """One row of the table."""
+    settings: dict[str, Any] = {"d_primary": d, "map": kind}
+    if kind == "landmarks":
+        settings["normalise"] = "root"  # a pilot would be a second choice
+    chosen, automatic = timed(lambda: ran(clients, n_classes, **settings))
+    given = {name: chosen[name] for name in ("gamma", "beta", "balance", "tau")}
+    _, fixed = timed(lambda: ran(clients, n_classes, **settings, **given))
+    bare = Bare(clients, n_classes, kind, d).seconds()
+    total = {clock: sum(part[clock] for part in bare.values()) for clock in ("wall", "processor")}
+    return {
+        "map": kind, "d": d, "automatic": automatic, "fixed": fixed, "bare": total, "calls": bare, "chosen": given,
+        "automatic / fixed": {clock: automatic[clock] / fixed[clock] for clock in total},
+        "automatic / bare": {clock: automatic[clock] / total[clock] for clock in total},
+    }  # fmt: skip
+
+
+def peers(clients: Sequence[Shard], n_classes: int, n_rounds: int) -> dict[str, Seconds]:
+    """What people would use on the same rows, pooled or in rounds."""
+    from sklearn.linear_model import RidgeClassifier, RidgeClassifierCV
+
+    rows, labels = (np.concatenate([getattr(s, name).numpy() for s in clients]) for name in ("features", "labels"))
+    gradient = load_method("fedavg", n_rounds=n_rounds)
+    return {
+        "RidgeClassifier": timed(lambda: RidgeClassifier().fit(rows, labels))[1],
+        "RidgeClassifierCV": timed(lambda: RidgeClassifierCV(np.logspace(-3, 3, 7)).fit(rows, labels))[1],
+        f"FedAvg, {n_rounds} rounds": timed(lambda: list(gradient.rounds(clients, n_classes, 0)))[1],
+    }
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__,
+        "numpy": np.__version__, "load": os.getloadavg()[0],
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    shared = Path(__file__).parents[2] / "shared" / "data" / "cifar100-efficientnet-lite0.npz"
+    parser.add_argument("--data", type=Path, default=shared)
+    parser.add_argument("--runs", nargs="+", default=["random:512", "random:1024", "random:2048", "landmarks:1024"])
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--rounds", type=int, default=200, help="of FedAvg")
+    arguments = parser.parse_args()
+    federation = federate(load_dataset(str(arguments.data)), Protocol(n_clients=arguments.clients, alpha=0.5), seed=0)
+    clients, c = federation.train, federation.n_classes
+    with threads(arguments.threads):
+        ran(clients[:2], c, d_primary=64)  # the first run of a process pays for its libraries
+        found: dict[str, Any] = {"machine": machine(), "rows": sum(map(len, clients)), "clients": len(clients)}
+        found["runs"] = {}
+        for run in arguments.runs:
+            kind, d = run.split(":")
+            found["runs"][run] = measured(clients, c, kind, int(d))
+        if arguments.peers:
+            found["peers"] = peers(clients, c, arguments.rounds)
+    halves, wide = (found["runs"].get(run) for run in ("landmarks:4096", "random:8192"))
+    if halves and wide:
+        found["landmarks:4096 / random:8192"] = {
+            clock: halves["automatic"][clock] / wide["automatic"][clock] for clock in ("wall", "processor")
+        }
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

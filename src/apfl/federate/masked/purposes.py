@@ -1,0 +1,72 @@
+"""Which sums there are: what each is of, under which terms, and the layout of a member's vector.
+
+A round's purpose names the sum, the publication that it is for (0 for none), and a hash of the terms and of the
+cohort's counts. The purpose is part of every key and signature of the round (`apfl.federate.secure`): if a server tells
+one site other terms than another, their masks do not cancel.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from apfl.errors import InputError, printable
+from apfl.federate.landmarks import Landmarks, spread_encoding
+from apfl.federate.masked.counts import Counts, counts_layout
+from apfl.federate.secure import Roster, Round
+from apfl.federate.secure.digits import Digits
+from apfl.federate.terms import Terms
+from apfl.federate.wire import sha256
+from apfl.maths.bits import Layout, Part
+
+__all__ = ["SUMS", "Purpose", "round_of"]
+
+SUMS = ("count", "spread", "statistics", "table", "metrics")
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """One sum: of what, and for which publication."""
+
+    what: str
+    number: int = 0
+
+    @staticmethod
+    def of(round_: Round) -> Purpose:
+        """What a round is for."""
+        what, _, rest = round_.purpose.partition(" ")
+        number = rest.partition(" ")[0]
+        if what not in SUMS or not number.isdecimal() or not number.isascii() or len(number) > 18:
+            raise InputError(f"a round for '{printable(round_.purpose, 40)}', which is none of: {', '.join(SUMS)}")
+        return Purpose(what, int(number))
+
+    def text(self, terms: Terms, counts: Counts | None) -> str:
+        """As a round names it."""
+        under = terms.digest if self.what == "count" or counts is None else terms.digest + counts.digest
+        return f"{self.what} {self.number} {sha256(under.encode())}"
+
+    def layout(self, terms: Terms, landmarks: Landmarks | None) -> Layout:
+        """Of a member's vector."""
+        if self.what == "count":
+            return counts_layout(terms.n_classes)
+        if self.what == "spread":
+            if not terms.outlined or terms.spread is None:
+                raise InputError("these terms draw no landmarks from moments; nothing was sent")
+            return spread_encoding(terms).layout
+        if self.what == "statistics":
+            if landmarks is None:
+                raise InputError("the terms are not settled yet, so there are no statistics to sum")
+            return landmarks.encoding(terms).layout
+        if self.what == "table":
+            hits = Part("hits", math.prod(terms.grid(1.0).shape), 32, signed=False)
+            return Layout((hits, Part("n_rows", 1, 32, signed=False)))
+        return Layout(tuple(Part(name, 1, 32, signed=False) for name in ("right", "n_test", "reports")))
+
+
+def round_of(
+    purpose: Purpose, number: int, roster: Roster, terms: Terms, counts: Counts | None, landmarks: Landmarks | None
+) -> tuple[Round, Digits]:
+    """The round with this number, and how vectors are digits in it; sites and server make it in the same way."""
+    digits = Digits(purpose.layout(terms, landmarks), len(roster))
+    text = purpose.text(terms, counts)
+    return Round(terms.federation, roster.fingerprint, number, text, digits.length, digits.sum_bits), digits

@@ -1,0 +1,161 @@
+"""The server's side of masked sums: which sum is lacking, its rounds, and what becomes of it.
+
+The coordinator gets sums and never a site's vector. A cohort is one roster; sites that come later are a cohort of
+their own, which counts its own rows first, because the server sees its sum by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from apfl.errors import InputError
+from apfl.federate.coordinator import Coordinator
+from apfl.federate.masked.counts import Counts, outline_of
+from apfl.federate.masked.purposes import Purpose, round_of
+from apfl.federate.masked.site import token
+from apfl.federate.masked.tables import cohorts, summed, write_rosters, write_summed
+from apfl.federate.plausible import check_integers
+from apfl.federate.secure import Aggregator, Roster
+from apfl.federate.secure.digits import Digits
+
+__all__ = ["Cohort", "MaskedRound"]
+
+
+@dataclass(frozen=True)
+class MaskedRound:
+    """A round under way: what it is for, how vectors are digits in it, and the aggregator."""
+
+    purpose: Purpose
+    digits: Digits
+    aggregator: Aggregator
+
+
+class Cohort:
+    """Masked sums over one roster; all that is known of it is in the coordinator's ledger."""
+
+    def __init__(self, coordinator: Coordinator, roster: Roster) -> None:
+        self.coordinator, self.roster = coordinator, roster
+        draft = coordinator.draft
+        if not draft.masked:
+            raise InputError("a roster given for terms without masks; start a new folder with masked terms")
+        if len(roster) < draft.smallest_sum:
+            raise InputError(
+                f"a roster of {len(roster)} sites given; a sum under these terms has {draft.smallest_sum} or more. "
+                "Wait for more sites, and make one roster of them"
+            )
+        self._enrol()
+
+    def _enrol(self) -> None:
+        ledger, kept = self.coordinator.ledger, cohorts(self.coordinator.ledger)
+        if self.roster.fingerprint in kept:
+            return
+        members = set(self.coordinator.pool.members()) if self.coordinator.settled else set()
+        others = {name for other in kept.values() for name in other.names} & members
+        if again := sorted(others & set(self.roster.names)):
+            raise InputError(
+                f"{again[0]} is in a sum already: of two sums the difference would tell a single site. Make a roster "
+                "of the new sites alone"
+            )
+        with ledger.transaction():
+            for name in self.roster.names:
+                ledger.know(name)
+            write_rosters(ledger, [*kept.values(), self.roster])
+            ledger.event("enrolled", members=len(self.roster), roster=self.roster.fingerprint)
+
+    @property
+    def counts(self) -> Counts | None:
+        """What the members have together, once it is summed."""
+        kept = self.coordinator.ledger.get(f"counts {self.roster.fingerprint}")
+        return None if kept is None else Counts.from_bytes(kept.encode())
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who of the roster is in the sum of statistics."""
+        inside = self.coordinator.pool.members() if self.coordinator.settled else {}
+        return tuple(name for name in self.roster.names if name in inside)
+
+    def owed(self) -> Purpose | None:
+        """The next sum that the ledger lacks; None if the publication is next, or nothing."""
+        coordinator = self.coordinator
+        if self.counts is None:
+            return Purpose("count")
+        self._go_on(self.counts)
+        if coordinator.spreading:
+            return Purpose("spread")
+        if not self.members:
+            return Purpose("statistics")
+        current = coordinator.ledger.current()
+        if current is None or not coordinator.terms.wants_tables:
+            return None
+        inside = set(coordinator.ledger.members(current["number"])) & set(self.roster.names)
+        tables = summed(coordinator.ledger, "table", current["number"])
+        done = self.roster.fingerprint in tables
+        return Purpose("table", current["number"]) if inside and not done else None
+
+    def _go_on(self, counts: Counts) -> None:
+        """Fix what follows from sums that are here."""
+        coordinator = self.coordinator
+        if coordinator.agreed == coordinator.draft:
+            coordinator.outline_from(outline_of(coordinator.draft, counts))
+        if coordinator.agreed.outlined and not coordinator.spreading:
+            coordinator.settle_from([])
+        counts.check(coordinator.agreed)
+
+    # -------------------------------------------------------------------------------------------------- rounds
+
+    def begin(self, purpose: Purpose) -> MaskedRound:
+        """A new round for this sum."""
+        coordinator, counts = self.coordinator, None if purpose.what == "count" else self.counts
+        landmarks = coordinator.pool.landmarks if purpose.what == "statistics" else None
+        terms = coordinator.agreed
+        round_, digits = round_of(purpose, self._next_number(), self.roster, terms, counts, landmarks)
+        return MaskedRound(purpose, digits, Aggregator(self.roster, round_, terms.smallest_sum))
+
+    def _next_number(self) -> int:
+        """Higher than every one before: also after the clock was set back, or the folder restored from a backup."""
+        ledger = self.coordinator.ledger
+        number = max(int(ledger.get("round") or 0) + 1, time.time_ns() // 1000)
+        with ledger.transaction():
+            ledger.put("round", str(number))
+        return number
+
+    def take(self, done: MaskedRound) -> None:
+        """What a finished round's sum becomes."""
+        survivors = done.aggregator.survivors
+        vector = done.digits.join(done.aggregator.total, len(survivors))
+        {
+            "count": self._counted, "spread": self._spread, "statistics": self._statistics,
+            "table": self._kept, "metrics": self._kept,
+        }[done.purpose.what](done, vector)  # fmt: skip
+
+    def _counted(self, done: MaskedRound, vector: np.ndarray) -> None:
+        ledger, fingerprint = self.coordinator.ledger, self.roster.fingerprint
+        counts = Counts.of(vector, self.coordinator.draft.federation, fingerprint)
+        with ledger.transaction():
+            ledger.put(f"counts {fingerprint}", counts.to_bytes().decode())
+            ledger.event("counted", members=len(done.aggregator.survivors), n=counts.n_samples)
+        self._go_on(counts)
+
+    def _spread(self, done: MaskedRound, vector: np.ndarray) -> None:
+        n = int(vector[done.digits.layout.places["n_samples"]][0])
+        most = len(done.aggregator.survivors) * (self.coordinator.agreed.max_rows or 0)
+        if not 1 <= n <= most:
+            raise InputError(f"moments of {n} rows; the terms allow their sites 1 to {most}: one of them sent others")
+        self.coordinator.settle_from([vector])
+
+    def _statistics(self, done: MaskedRound, vector: np.ndarray) -> None:
+        coordinator, survivors = self.coordinator, done.aggregator.survivors
+        landmarks = coordinator.pool.landmarks
+        assert landmarks is not None
+        check_integers(vector, landmarks.encoding(coordinator.terms), coordinator.terms, len(survivors))
+        tokens = {name: token(done.aggregator.round_, name) for name in survivors}
+        coordinator.pool.add_sum(self.roster.fingerprint, vector, tokens, done.aggregator.round_.n_bytes)
+
+    def _kept(self, done: MaskedRound, vector: np.ndarray) -> None:
+        ledger, purpose = self.coordinator.ledger, done.purpose
+        with ledger.transaction():
+            write_summed(ledger, purpose.what, purpose.number, self.roster.fingerprint, vector.tolist())
+            ledger.event(f"summed {purpose.what}", number=purpose.number, members=len(done.aggregator.survivors))

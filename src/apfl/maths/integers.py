@@ -1,0 +1,331 @@
+"""Statistics as integers: one step and one range for everyone, so that sums are exact by nature.
+
+    integer = floor(entry / (step sqrt(D_i D_j)) + u),   u uniform on [0, 1): unbiased, whatever the entry
+
+Entries are those of T'T and T'Y for T = Phi R'^-1. R comes from the map alone (`apfl.maths.turning`) and makes
+the columns of T nearly uncorrelated: an error of the same size everywhere is then small beside Phi'Phi in every
+direction, also in those in which rows hardly differ, and entries off the diagonal are small. With Phi itself the same
+accuracy takes six bits more. D_i is the mean square of column i of T, known to everyone and not from anybody's rows.
+
+The diagonal, whose entries are the largest and few, has 32 bits, T'Y four more than T'T; so the range of the
+others can be that of a correlation. If a client's entries are outside the range, those of its *rows* saturate (and are
+counted): then they fit, and are still the products of some rows of length 1 at most (`Encoding.encode_rows`). Most
+entries are far below the range, and travel in fewer bits (`bits.Squeezed`).
+
+**What this does to the primary.** Each of K clients adds an error of mean 0, variance at most step^2 / 4 and size below
+step to each scaled entry. So the scaled error of T'T is a symmetric matrix of independent entries, whose spectral
+norm is at most `spectral_bound` but for a probability of `FAILS`, and A G = B becomes (A + F) G~ = B + H:
+
+    |G~ - G| <= (|H| + |F| |G|) / (smallest eigenvalue of A - |F|)          in the coordinates of T over sqrt D
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from apfl.errors import not_finite
+from apfl.maths.bits import Layout, Part, Squeezed, squeeze
+from apfl.maths.leaveout import ECHO
+from apfl.maths.ridge import Statistics, squared
+from apfl.maths.turning import Turning
+
+__all__ = [
+    "CROSS_BITS",
+    "DIAGONAL_BITS",
+    "FAILS",
+    "OF_ONE_LENGTH",
+    "ROOM",
+    "Encoding",
+    "Repeats",
+    "Rounding",
+    "Uniform",
+    "dither",
+    "round_statistics",
+    "spectral_bound",
+    "statistics_layout",
+    "uniform",
+]
+
+Uniform = Callable[[int, int], Tensor]  # rows, columns -> numbers in [0, 1)
+Repeats = tuple[int, Tensor | None]  # rows that repeat another of the client, and the echo
+ROOM = 4.0  # correlations of a client's columns, in units of the mean squares that are expected of them
+DIAGONAL_BITS = 32
+CROSS_BITS = 4  # more than those of T'T: the primary is linear in T'Y, and its entries are few
+FAILS = 1e-9  # the probability that an error passes its bound
+DIAGONAL_ROOM = 64.0  # a client's column may have so many times the mean square that is expected of it
+OF_ONE_LENGTH = ("root", "row", "columns", "centred")  # normalisations whose rows bound their moments
+_MOST_ECHO = 2**15 - 1
+_BLOCK = 512
+_ROWS = 8192  # whose products are added in single precision
+IN_SINGLE = 12  # bits of an integer that single precision leaves as many bits of dither for
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """One step for everyone: signed integers of so many bits for entries of at most ``limit``."""
+
+    bits: int
+    limit: float
+
+    @staticmethod
+    def for_rows(bits: int, n_rows: int) -> Rounding:
+        """For clients of at most so many rows."""
+        return Rounding(bits, ROOM * n_rows)
+
+    @property
+    def diagonal(self) -> Rounding:
+        """That of the diagonal of Phi'Phi."""
+        return Rounding(DIAGONAL_BITS, DIAGONAL_ROOM * self.limit)
+
+    @property
+    def cross(self) -> Rounding:
+        """That of T'Y."""
+        return Rounding(self.bits + CROSS_BITS, self.limit)
+
+    @property
+    def largest(self) -> int:
+        return int(2 ** (self.bits - 1) - 1)
+
+    @property
+    def step(self) -> float:
+        return self.limit / self.largest
+
+    def integers(self, values: Tensor, dither: Tensor) -> tuple[Tensor, int]:
+        """Integers (as floats, exact) for ``values``, and how many saturated."""
+        if self.bits > IN_SINGLE:
+            values = values.double()
+        raw = (values * (1 / self.step)).add_(dither).floor_()
+        outside = int((raw.abs() > self.largest).sum())
+        return raw.clamp_(-self.largest, self.largest), outside
+
+
+def uniform(seed: int, device: torch.device) -> Uniform:
+    """Numbers in [0, 1) with 24 random bits each, from a seed that the client keeps to itself."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return lambda rows, columns: torch.rand(rows, columns, generator=generator, device=device)
+
+
+def dither(seed: int, purpose: str, device: torch.device) -> Uniform:
+    """`uniform` for one message of a client: no two of its messages are rounded by the same numbers."""
+    digest = hashlib.sha256(f"{seed} {purpose}".encode()).digest()
+    return uniform(int.from_bytes(digest[:8], "big") >> 1, device)
+
+
+@dataclass(frozen=True)
+class LengthErrors:
+    """Of the sum of |phi|^2 over a client's rows, and of the length of a sum of phi."""
+
+    squares: float
+    sums: float
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """Statistics as one vector of integers, and back; ``columns`` is D (d,). The vectors of several clients add."""
+
+    rounding: Rounding
+    columns: Tensor
+    n_classes: int
+    basis: Turning | None = None  # R; none: T = Phi
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What stands where: the entries of T'T below its diagonal (`_blocks`), the diagonal, T'Y row by row."""
+        return statistics_layout(len(self.columns), self.n_classes, self.rounding.bits)
+
+    def packing(self, vector: Tensor) -> Squeezed:
+        """How this vector takes the fewest bytes."""
+        return squeeze(self.layout, vector)
+
+    def encode_rows(self, phi: Tensor, targets: Tensor, draw: Uniform, repeats: Repeats) -> tuple[Tensor, int]:
+        """The vector of a client's rows phi (n, d), and how many entries of phi saturated.
+
+        With |t_i| <= sqrt(limit / n) sqrt(D_i) no entry of T'T passes the limit. That is twice the root of the
+        expected mean square or more; if all sums fit as they are, nothing saturates.
+        """
+        turned = phi if self.basis is None else self.basis.turn(phi)
+        vector, outside = self._encode(self._sums(turned, targets), repeats, draw)
+        if not outside:
+            return vector, 0
+        most = (math.sqrt(self.rounding.limit / len(turned)) * self._scale).to(turned)
+        within = turned.clamp(-most, most)
+        length = torch.linalg.vector_norm(self.back(within.T), dim=0).clamp_min(1)[:, None]
+        vector, _ = self._encode(self._sums(within / length, targets), repeats, draw)
+        return vector, int((within != turned).sum())
+
+    def encode(self, stats: Statistics, draw: Uniform) -> tuple[Tensor, int]:
+        """The vector (int64) of sums over rows of Phi, and how many entries of the sums of T saturated."""
+        matrix, cross = stats.autocorrelation, stats.crosscorrelation
+        if self.basis is not None:
+            matrix, cross = self.basis.turn_sums(matrix), self.basis.turn(cross.T).T
+        sums = _Sums(matrix / torch.outer(self._scale, self._scale), cross / self._scale[:, None],
+                     stats.class_counts, stats.n_samples)  # fmt: skip
+        return self._encode(sums, (stats.n_copies, stats.echo), draw)
+
+    def _sums(self, turned: Tensor, targets: Tensor) -> _Sums:
+        """Of rows of T (n, d) over sqrt D.
+
+        Products of rows in single precision are in single precision, and added in double: rounding to integers of 24
+        bits or fewer is far coarser.
+        """
+        scaled, counts, n = turned / self._scale.to(turned), targets.sum(0), len(turned)
+        matrix = cross = None
+        for rows, own in zip(torch.split(scaled, _ROWS), torch.split(targets, _ROWS), strict=True):
+            products, sums = squared(rows), rows.T @ own.to(rows)
+            matrix = products if matrix is None else matrix.double().add_(products)
+            cross = sums if cross is None else cross.double().add_(sums)
+        assert matrix is not None
+        assert cross is not None
+        if not bool(torch.isfinite(matrix.diagonal()).all()):
+            raise not_finite("the features")
+        return _Sums(matrix, cross, counts, n)
+
+    def _encode(self, sums: _Sums, repeats: Repeats, draw: Uniform) -> tuple[Tensor, int]:
+        vector = torch.zeros(self.layout.size, dtype=torch.int64, device=sums.matrix.device)
+        places, saturated = self.layout.places, 0
+
+        def put(where: slice, rounding: Rounding, values: Tensor) -> None:
+            nonlocal saturated
+            rounded, outside = rounding.integers(values, draw(*values.shape))
+            vector[where] = rounded.flatten().long()
+            saturated += outside
+
+        for rows, square, corner in self._blocks:
+            put(square, self.rounding, sums.matrix[rows, : rows.start])
+            put(corner, self.rounding, sums.matrix[rows, rows][_below(rows, vector.device)][None])
+        put(places["diagonal"], self.rounding.diagonal, sums.matrix.diagonal()[None])
+        put(places["cross"], self.rounding.cross, sums.cross)
+        vector[places["class_counts"]] = sums.counts.round().long()
+        vector[places["n_samples"]] = sums.n_samples
+        vector[places["n_copies"]], echo = repeats
+        if echo is not None:
+            vector[places["echo"]] = echo.to(vector).clamp_max(_MOST_ECHO)
+        return vector, saturated
+
+    def decode(self, vector: Tensor) -> Statistics:
+        """What a vector says of Phi, or a sum of vectors."""
+        told = self.told(vector)
+        if self.basis is None:
+            return told
+        matrix = self.basis.sums_back(told.autocorrelation)
+        return replace(told, autocorrelation=matrix, crosscorrelation=self.back(told.crosscorrelation))
+
+    def told(self, vector: Tensor) -> Statistics:
+        """What a vector says of T, as it stands there."""
+        places, d = self.layout.places, len(self.columns)
+        matrix = torch.zeros(d, d, dtype=torch.float64, device=vector.device)
+        for rows, square, corner in self._blocks:
+            matrix[rows, : rows.start] = vector[square].view(rows.stop - rows.start, rows.start).double()
+            matrix[rows, rows][_below(rows, vector.device)] = vector[corner].double()
+        matrix += matrix.T.clone()
+        matrix *= self.rounding.step
+        matrix.diagonal().copy_(vector[places["diagonal"]].double() * self.rounding.diagonal.step)
+        matrix *= torch.outer(self._scale, self._scale)
+        cross = vector[places["cross"]].double().reshape(d, self.n_classes) * self.rounding.cross.step
+        n_samples = int(vector[places["n_samples"]])
+        return Statistics(
+            matrix, cross * self._scale[:, None], vector[places["class_counts"]].double(), n_samples, float(n_samples),
+            int(vector[places["n_copies"]]), vector[places["echo"]],
+        )  # fmt: skip
+
+    def squares(self, matrix: Tensor) -> float:
+        """The sum of |phi|^2 over the rows behind T'T: tr R T'T R'."""
+        return float((self._gram * matrix).sum())
+
+    @cached_property
+    def length_errors(self) -> LengthErrors:
+        """What rounding one client's sums can do to lengths of phi, but for `FAILS` each.
+
+        By Hoeffding's inequality for the squares, whose entries below the diagonal count twice, and by that of Pinelis
+        (1994) for sums of independent vectors.
+        """
+        chance, scaled = math.log(2 / FAILS), self._gram * torch.outer(self._scale, self._scale)
+        own = scaled.diagonal()
+        below = float(scaled.square().sum() - own.square().sum()) / 2
+        squares = 2 * self.rounding.step * math.sqrt(chance / 2 * max(0.0, below))
+        squares += self.rounding.diagonal.step * float(own.sum())
+        return LengthErrors(squares, self.rounding.cross.step * math.sqrt(2 * chance * float(own.sum())))
+
+    @cached_property
+    def _gram(self) -> Tensor:
+        """R'R."""
+        if self.basis is None:
+            return torch.eye(len(self.columns), dtype=torch.float64, device=self.columns.device)
+        return self.basis.gram
+
+    def back(self, columns: Tensor) -> Tensor:
+        """R X."""
+        return columns if self.basis is None else self.basis.back(columns)
+
+    @cached_property
+    def _scale(self) -> Tensor:
+        return self.columns.to(torch.float64).sqrt()
+
+    @cached_property
+    def _blocks(self) -> list[tuple[slice, slice, slice]]:
+        """Some rows of T'T; where their entries left of their own block stand, and those below its diagonal."""
+        blocks, at, d = [], 0, len(self.columns)
+        for start in range(0, d, _BLOCK):
+            n = min(_BLOCK, d - start)
+            middle, end = at + n * start, at + n * start + n * (n - 1) // 2
+            blocks.append((slice(start, start + n), slice(at, middle), slice(middle, end)))
+            at = end
+        return blocks
+
+
+def _below(rows: slice, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The places below the diagonal of a block of so many rows."""
+    n = rows.stop - rows.start
+    row, column = torch.tril_indices(n, n, -1, device=device)
+    return row, column
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Statistics of T over sqrt D, in single or in double precision."""
+
+    matrix: Tensor  # (d, d)
+    cross: Tensor  # (d, c)
+    counts: Tensor  # (c,)
+    n_samples: int
+
+
+def statistics_layout(width: int, n_classes: int, bits: int) -> Layout:
+    """The vector of a client's statistics; the numbers of rows are exact."""
+    return Layout(
+        (
+            Part("below", width * (width - 1) // 2, bits),
+            Part("diagonal", width, DIAGONAL_BITS),
+            Part("cross", width * n_classes, bits + CROSS_BITS),
+            Part("class_counts", n_classes, 32, signed=False),
+            Part("n_samples", 1, 32, signed=False),
+            Part("n_copies", 1, 32, signed=False),
+            Part("echo", ECHO, 16, signed=False),
+        )
+    )
+
+
+def round_statistics(
+    stats: Statistics, columns: Tensor, rounding: Rounding, draw: Uniform, basis: Turning | None = None
+) -> tuple[Statistics, int]:
+    """The statistics as their integers tell them, and how many of the sums saturated; ``columns`` is D (d,)."""
+    encoding = Encoding(rounding, columns, stats.n_classes, basis)
+    vector, outside = encoding.encode(stats, draw)
+    return replace(encoding.decode(vector), n_copies=stats.n_copies, echo=stats.echo), outside
+
+
+def spectral_bound(rounding: Rounding, n_clients: int, width: int) -> float:
+    """What the spectral norm of the scaled rounding error of T'T does not pass, but for `FAILS`.
+
+    By the matrix Bernstein inequality (Tropp, 2012, Theorem 1.4): the error is a sum of independent symmetric matrices
+    of mean zero and norm at most step, one for each client and entry, whose squares add up to at most K d step^2 / 4.
+    """
+    chance = math.log(2 * width / FAILS)
+    return rounding.step * (math.sqrt(2 * chance * n_clients * width / 4) + 2 / 3 * chance)

@@ -1,0 +1,58 @@
+"""Rows times the inverse of a triangular factor: X L'^-1, whatever the precision and the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+__all__ = ["Lower"]
+
+_BLOCK = 512
+
+
+class Lower:
+    """A lower triangular L (d, d), float64, to be undone for many rows.
+
+    In double precision on a CPU by substitution. In single precision, and on a GPU, by blocks: the inverse of each
+    block on the diagonal is known, and all else is products, which are faster there than LAPACK's substitution.
+    """
+
+    def __init__(self, factor: Tensor) -> None:
+        self.factor = factor
+
+    def undo(self, rows: Tensor) -> Tensor:
+        """X L'^-1 (n, d), in the precision of the rows X."""
+        if rows.dtype == torch.float64 and rows.device.type == "cpu":
+            undone: Tensor = torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
+            return undone.T
+        made = torch.empty_like(rows)
+        for block, left, inverse in self._blocks(rows.dtype):
+            own = rows[:, block]
+            if block.start:
+                own = torch.addmm(own, made[:, : block.start], left, alpha=-1)
+            torch.mm(own, inverse, out=made[:, block])
+        return made
+
+    def _blocks(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Some columns, the rows of L' above them, and the inverse of their own block of L'."""
+        factor = self._in_single if dtype == torch.float32 else self.factor
+        for start, inverse in zip(range(0, len(factor), _BLOCK), self._inverses, strict=True):
+            block = slice(start, min(start + _BLOCK, len(factor)))
+            yield block, factor[block, :start].T, inverse.to(dtype)
+
+    @cached_property
+    def _in_single(self) -> Tensor:
+        return self.factor.float()
+
+    @cached_property
+    def _inverses(self) -> list[Tensor]:
+        """Of the blocks on the diagonal of L'."""
+        found = []
+        for start in range(0, len(self.factor), _BLOCK):
+            own = self.factor[start : start + _BLOCK, start : start + _BLOCK]
+            inverse: Tensor = torch.linalg.solve_triangular(own, torch.eye(len(own)).to(own), upper=False)
+            found.append(inverse.T.contiguous())
+        return found

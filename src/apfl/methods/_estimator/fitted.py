@@ -1,0 +1,212 @@
+"""What `APFLClassifier` has learnt: sums, maps and the clients' models. A change makes a new one.
+
+statistics   sums over the rows of all clients; a client that joins adds its own, one that leaves takes them away
+models       fitted again whenever the sums change, for the clients whose rows are at hand
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp
+from torch import Tensor
+
+from apfl.data.federation import Shard
+from apfl.errors import InputError
+from apfl.maths.leaveout import leaving, with_copies
+from apfl.maths.machine import over_clients
+from apfl.maths.maps import FeatureMap
+from apfl.maths.normalise import Normaliser, check_features, described, normaliser
+from apfl.maths.personalise import Primary, Rows, personalise, solve_primary
+from apfl.maths.ridge import Statistics, one_hot, statistics, total
+from apfl.methods._analytic import stream_maps
+from apfl.methods._estimator.client_rows import digest, tensor
+from apfl.methods.apfl import APFL
+from apfl.models.dual_stream import DualStream
+
+__all__ = ["Fitted", "begin"]
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """Classes, maps and normalisation, fixed by the first rows, and what all rows so far made of them."""
+
+    classes: np.ndarray
+    normaliser: Normaliser
+    maps: tuple[FeatureMap, FeatureMap]
+    keep_rows: bool
+    statistics: Statistics | None = None  # None before the first rows, and in what was loaded from a file
+    shared: DualStream | None = None  # the primary stream alone
+    models: Mapping[Hashable, DualStream] = field(default_factory=dict)
+    rows: Mapping[Hashable, Shard] = field(default_factory=dict)  # of the clients whose rows were kept
+    digests: Mapping[Hashable, str] = field(default_factory=dict)  # of the rows of the others
+    account: Mapping[str, Any] = field(default_factory=dict)  # the settings that were chosen
+
+    def joined(self, new: Mapping[Hashable, Shard], method: APFL) -> Fitted:
+        """With more rows, of clients that are there or of new ones."""
+        check_features(self.normaliser.how, [rows.features for rows in new.values()])
+        for client in new:
+            if client in self.models and client not in self.rows:
+                raise InputError(
+                    f"client {client!r} is there already and its rows were not kept (keep_rows=False): "
+                    "remove it and add it again with all its rows"
+                )
+        added = total(self._statistics(rows) for rows in new.values())
+        merged = {client: self.rows[client] + rows if client in self.rows else rows for client, rows in new.items()}
+        kept = {"rows": {**self.rows, **merged}} if self.keep_rows else {"digests": self._with_digests(merged)}
+        summed = added if self.statistics is None else self.statistics + added
+        return replace(self, statistics=summed, **kept).published(method, merged)
+
+    def without(self, client: Hashable, given: Shard | None, method: APFL) -> Fitted:
+        """As if this client had never been there; ``given`` are its rows if they were not kept."""
+        assert self.statistics is not None, "what was loaded has no sums"
+        gone = self.rows.get(client, given)
+        assert gone is not None, "the caller asks for rows that were not kept"
+        kept = {
+            name: {other: value for other, value in getattr(self, name).items() if other != client}
+            for name in ("models", "rows", "digests")
+        }
+        left = self.statistics - self._statistics(gone)
+        return replace(self, statistics=left, **kept).published(method)  # type: ignore[arg-type]
+
+    def published(self, method: APFL, given: Mapping[Hashable, Shard] | None = None) -> Fitted:
+        """Solve the primary; refit every client whose rows are at hand; choose the temperatures."""
+        assert self.statistics is not None, "there are no rows yet"
+        primary = solve_primary(self.statistics, method.gamma)
+        at_hand = {**self.rows, **(given or {})}
+        temperature = None if self.shared is None else self.shared.temperature
+        models, account = dict(self.models), self.account
+        if at_hand:
+            fitted, account, temperature = self._fit_clients(at_hand, primary, method)
+            models |= fitted
+        shared = DualStream(self.maps[0], primary.weights, normaliser=self.normaliser, temperature=temperature)
+        return replace(self, shared=shared, models=models, account=account)
+
+    def same_rows(self, client: Hashable, rows: Shard) -> bool:
+        """Whether these are the rows that the client joined with, as far as is known."""
+        return client not in self.digests or digest(rows, self.classes) == self.digests[client]
+
+    def encode(self, labels: np.ndarray) -> Tensor:
+        """Labels (n,) as places in the classes."""
+        index = np.searchsorted(self.classes, labels).clip(max=len(self.classes) - 1)
+        if not np.array_equal(self.classes[index], labels):
+            strange = labels[self.classes[index] != labels][0]
+            raise InputError(
+                f"label {_plain(strange)!r} is not among the classes {self.classes.tolist()}; name them all in the "
+                "first call (classes=), or bring it with a new client (add_client)"
+            )
+        return torch.from_numpy(index)
+
+    def with_classes_of(self, labels: np.ndarray) -> Fitted:
+        """With the classes of these labels too: zero columns in the sums, as if they had been known from the start.
+
+        Models of clients whose rows are not at hand rule the new classes out until they are fitted again.
+        """
+        if _is_text(labels) != _is_text(self.classes):
+            raise InputError(
+                f"labels such as {_plain(labels[0])!r} given for classes such as {_plain(self.classes[0])!r}; give "
+                "both as text or both as numbers"
+            )
+        classes = np.union1d(self.classes, labels)
+        if len(classes) == len(self.classes):
+            return self
+        assert self.statistics is not None, "what was loaded has no sums"
+        place = torch.from_numpy(np.searchsorted(classes, self.classes))
+        old = self.statistics
+        summed = replace(
+            old,
+            crosscorrelation=_spread(old.crosscorrelation, place, len(classes)),
+            class_counts=_spread(old.class_counts, place, len(classes)),
+        )
+        rows = {client: replace(own, labels=place[own.labels]) for client, own in self.rows.items()}
+        models = {client: _ruling_out(model, place, len(classes)) for client, model in self.models.items()}
+        return replace(self, classes=classes, statistics=summed, rows=rows, models=models)
+
+    def _with_digests(self, rows: Mapping[Hashable, Shard]) -> dict[Hashable, str]:
+        return {**self.digests, **{client: digest(own, self.classes) for client, own in rows.items()}}
+
+    def _statistics(self, rows: Shard) -> Statistics:
+        phi = self.maps[0](self.normaliser(rows.features))
+        copies = leaving(rows.features, rows.labels, None).copies
+        return with_copies(statistics(phi, one_hot(rows.labels, len(self.classes))), rows.features, copies)
+
+    def _fit_clients(
+        self, at_hand: Mapping[Hashable, Shard], primary: Primary, method: APFL
+    ) -> tuple[dict[Hashable, DualStream], Mapping[str, Any], float]:
+        """Models of these clients, what was chosen, and the temperature of the primary alone."""
+        clients = list(at_hand)
+
+        def rows_of(k: int) -> Rows:
+            rows = at_hand[clients[k]]
+            z = self.normaliser(rows.features)
+            together = leaving(rows.features, rows.labels, rows.groups)
+            return Rows(self.maps[0](z), self.maps[1](z), rows.labels, *together)
+
+        made = personalise(
+            rows_of,
+            [len(at_hand[client]) for client in clients],
+            primary,
+            method.choice,
+            sketch_width=0,
+            seed=0,
+            over=over_clients,
+            keep_scores=True,
+        )
+        labels = np.concatenate([at_hand[client].labels.numpy() for client in clients])
+        pairs = list(zip(made.clients, made.scores, strict=True))
+        temperature = _temperature(torch.cat([left.at(own.setting) for own, left in pairs]).numpy(), labels)
+        models = {
+            client: DualStream(
+                self.maps[0], primary.weights, self.maps[1], own.refinement, own.balance, self.normaliser,
+                temperature=temperature, prior=own.prior, about={"client": str(client)},
+            )
+            for client, own in zip(clients, made.clients, strict=True)
+        }  # fmt: skip
+        return models, made.account, _temperature(torch.cat([left.alone for left in made.scores]).numpy(), labels)
+
+
+def begin(
+    X: np.ndarray, classes: np.ndarray, method: APFL, activations: tuple[str, str], seed: int, keep_rows: bool
+) -> Fitted:
+    """Maps and normalisation for rows like these; no client has joined yet."""
+    normalise = normaliser(method.normalise, described(method.normalise, tensor(X)))
+    maps = stream_maps(tensor(X[:1]), normalise, method.widths(*X.shape), activations, seed, method.intercept)
+    return Fitted(classes, normalise, maps, keep_rows)
+
+
+def _temperature(scores: np.ndarray, labels: np.ndarray) -> float:
+    """argmin over T of the log-loss of softmax(scores / T)."""
+
+    def loss(log_t: float) -> float:
+        scaled = scores / np.exp(log_t)
+        return float((logsumexp(scaled, axis=1) - scaled[np.arange(len(labels)), labels]).mean())
+
+    return float(np.exp(minimize_scalar(loss, bounds=(-7.0, 3.0), method="bounded").x))
+
+
+def _spread(columns: Tensor, place: Tensor, n_classes: int, fill: float = 0.0) -> Tensor:
+    """The last dimension widened to ``n_classes``: what was in column i stands in ``place[i]``."""
+    wide = columns.new_full((*columns.shape[:-1], n_classes), fill)
+    wide[..., place] = columns
+    return wide
+
+
+def _ruling_out(model: DualStream, place: Tensor, n_classes: int) -> DualStream:
+    """The same model with more classes, none of which it names."""
+    prior = torch.zeros(model.primary.shape[1], dtype=torch.float64) if model.prior is None else model.prior
+    refinement = None if model.refinement is None else _spread(model.refinement, place, n_classes)
+    primary = _spread(model.primary, place, n_classes)
+    return replace(model, primary=primary, refinement=refinement, prior=_spread(prior, place, n_classes, -torch.inf))
+
+
+def _is_text(labels: np.ndarray) -> bool:
+    return labels.dtype.kind in "US" or (labels.dtype.kind == "O" and isinstance(labels[0], str))
+
+
+def _plain(label: Any) -> Any:
+    return label.item() if isinstance(label, np.generic) else label

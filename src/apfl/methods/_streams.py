@@ -1,0 +1,240 @@
+"""The maps of the two streams, every client's rows through them, and the sum of the statistics: random or landmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apfl.data.federation import Shard
+from apfl.data.load import load_dataset
+from apfl.errors import InputError
+from apfl.maths.centred import CentredMap
+from apfl.maths.integers import OF_ONE_LENGTH, Encoding, Repeats, Rounding, dither, spectral_bound
+from apfl.maths.landmarks import (
+    ROWS_FOR_EACH_COLUMN,
+    LandmarkMap,
+    Spread,
+    draw_points,
+    landmark_map,
+    no_spread,
+    spread,
+)  # fmt: skip
+from apfl.maths.machine import check_width, over_clients
+from apfl.maths.maps import FeatureMap
+from apfl.maths.normalise import Normaliser
+from apfl.maths.personalise import Primary, Shared
+from apfl.maths.ridge import Statistics, one_hot
+from apfl.maths.spread_encoding import SpreadEncoding
+from apfl.maths.wire import Traffic, from_columns, landmarks_bytes, spread_bytes, to_columns
+from apfl.methods._analytic import mapped_and_summed, upload_bytes
+from apfl.models.landmark import LandmarkModel
+
+__all__ = [
+    "Map",
+    "Published",
+    "Streams",
+    "Summed",
+    "draw_landmarks",
+    "folded",
+    "landmark_streams",
+    "public_origin",
+    "summed_landmarks",
+]
+
+Map = FeatureMap | LandmarkMap
+SYNTHETIC = 1024  # points that tell the mean square of each column
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """What a federation agreed on, and what its clients' rows gave under it."""
+
+    normalise: Normaliser
+    primary_map: Map | CentredMap
+    refinement_map: Map | CentredMap
+    phis: Sequence[Tensor]  # Phi_k of each client
+    stats: Statistics  # summed
+    traffic: Traffic  # so far: of the statistics, the landmarks and a pilot
+    account: dict[str, Any] = field(default_factory=dict)  # for the record
+    gamma: float | None = None  # under noise, what that asks for; then nothing but these statistics is known of rows
+
+    def psi(self, features: Tensor, phi: Tensor) -> Tensor:
+        """Psi of a client's features; with one map for both streams it is Phi."""
+        if self.refinement_map is self.primary_map:
+            return phi
+        return self.refinement_map(self.normalise(features))
+
+
+class Published(Primary):
+    """A primary as clients are told it beside integers: in 16 bits with a scale for each column, as is the sketch."""
+
+    @staticmethod
+    def of(primary: Primary) -> Published:
+        told = {each.name: getattr(primary, each.name) for each in fields(primary)}
+        return Published(**{**told, "weights": _told(primary.weights)})
+
+    def with_leverage(self, sketch_width: int, seed: int) -> Shared:
+        exact = super().with_leverage(sketch_width, seed)
+        return exact if exact.sketch is None else replace(exact, sketch=_told(exact.sketch))
+
+
+def _told(values: Tensor) -> Tensor:
+    return from_columns(*to_columns(values))
+
+
+def folded(made_of: Streams, weights: Tensor, prior: Tensor | None) -> LandmarkModel:
+    """A model of one matrix: phi(z)'W = k(z, V) A."""
+    if isinstance(made_of.primary_map, CentredMap):
+        folded_weights, offset = made_of.primary_map.fold(weights)
+        prior = offset if prior is None else offset + prior
+        return LandmarkModel(made_of.primary_map.landmarks, folded_weights, made_of.normalise, prior=prior)
+    assert isinstance(made_of.primary_map, LandmarkMap)
+    return LandmarkModel(made_of.primary_map, made_of.primary_map.fold(weights), made_of.normalise, prior=prior)
+
+
+def landmark_streams(
+    clients: Sequence[Shard],
+    n_classes: int,
+    normalise: Normaliser,
+    d: int,
+    source: str,
+    bits: int,
+    seed: int,
+    repeats: Sequence[Repeats] | None = None,
+) -> Streams:
+    """One landmark map for both streams; statistics as integers of so many bits, or with 0 as they are.
+
+    Integers tell the clients' ``repeats`` too.
+    """
+    origin = _origin(clients, normalise, source, bits, seed)
+    drawn, columns = draw_landmarks(d, seed, origin.spread, clients[0].features)
+    summed = summed_landmarks(clients, n_classes, normalise, drawn, columns if bits else None, bits, seed, repeats)
+    landmarks = {"landmarks": landmarks_bytes(drawn.width, drawn.n_in, mean_squares=bits > 0)}
+    traffic = origin.traffic + Traffic({"statistics": summed.sizes}, landmarks)
+    return Streams(normalise, drawn, drawn, summed.phis, summed.stats, traffic, summed.account | origin.account)
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """Every client's Phi_k, the sum of the statistics, what each client's weigh, and what rounding did."""
+
+    phis: Sequence[Tensor]
+    stats: Statistics
+    sizes: Sequence[int]
+    account: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class _Origin:
+    """Where landmarks are drawn from, and what each client sends for it."""
+
+    spread: Spread
+    traffic: Traffic = field(default_factory=Traffic)
+    account: dict[str, Any] = field(default_factory=dict)
+
+
+def _origin(clients: Sequence[Shard], normalise: Normaliser, source: str, bits: int, seed: int) -> _Origin:
+    features = clients[0].features
+    if source != "federation":
+        return public_origin(normalise, source, features)
+    n_in = normalise.width(features.shape[1])
+    full = sum(map(len, clients)) >= ROWS_FOR_EACH_COLUMN * n_in
+    rounded = bits > 0 and normalise.how in OF_ONE_LENGTH
+    summed, sizes = _summed_spread(clients, normalise, full, rounded, seed)
+    return _Origin(summed, Traffic({"moments": sizes}, rounds=1))
+
+
+def public_origin(normalise: Normaliser, source: str, like: Tensor) -> _Origin:
+    """Of landmarks that no client's rows decide: free ones, or those of a file of public features."""
+    n_features = like.shape[1]
+    n_in = normalise.width(n_features)
+    if source == "free":
+        return _Origin(no_spread(n_in))
+    public = load_dataset(source, labels_optional=True)
+    if public.features.shape[1] != n_features:
+        raise InputError(
+            f"landmarks={source} has {public.features.shape[1]} features, the clients have {n_features}: "
+            "give features of the same backbone"
+        )
+    rows = normalise(public.features.to(like))
+    told = {"file": Path(source).name, "rows": len(rows), "sha256": public.sha256}
+    return _Origin(spread(rows, full=len(rows) >= ROWS_FOR_EACH_COLUMN * n_in), account={"landmarks": told})
+
+
+def summed_landmarks(
+    clients: Sequence[Shard],
+    n_classes: int,
+    normalise: Normaliser,
+    drawn: LandmarkMap,
+    columns: Tensor | None,
+    bits: int,
+    seed: int,
+    repeats: Sequence[Repeats] | None = None,
+) -> Summed:
+    """One map for all clients' rows; without ``columns`` nothing is rounded."""
+    if columns is None:
+        phis, stats = mapped_and_summed(clients, n_classes, normalise, drawn)
+        return Summed(phis, stats, upload_bytes(clients, stats))
+    phis = _mapped(clients, normalise, drawn)
+    rounding = Rounding.for_rows(bits, max(map(len, clients)))
+    encoding = Encoding(rounding, columns, n_classes, drawn.basis)
+    return _rounded(clients, phis, encoding, seed, repeats or [(0, None)] * len(clients))
+
+
+def draw_landmarks(d: int, seed: int, shared: Spread, like: Tensor) -> tuple[LandmarkMap, Tensor]:
+    """The map, and D of its columns over fresh synthetic points, float32 (d,), as both travel."""
+    drawn = landmark_map(draw_points(d, 2 * seed, shared).to(like.device))
+    return drawn, drawn.mean_squares(draw_points(SYNTHETIC, 2 * seed + 1, shared).to(like.device).float()).float()
+
+
+def _summed_spread(
+    clients: Sequence[Shard], normalise: Normaliser, full: bool, rounded: bool, seed: int
+) -> tuple[Spread, list[int]]:
+    """The sum of the clients' moments, and what each client's weigh."""
+    features = clients[0].features
+    n_in = normalise.width(features.shape[1])
+    own = (spread(normalise(shard.features), full=full) for shard in clients)
+    if not rounded:
+        return reduce(add, own), [spread_bytes(n_in, full=full)] * len(clients)
+    encoding, sizes = SpreadEncoding(max(map(len, clients)), n_in, full), []
+    summed = torch.zeros(encoding.layout.size, dtype=torch.int64, device=features.device)
+    for k, moments in enumerate(own):
+        vector, _ = encoding.encode(moments, dither(own_seed(seed, k), "spread", features.device))
+        summed += vector
+        sizes.append(encoding.packing(vector).n_bytes)
+    return encoding.decode(summed), sizes
+
+
+def _mapped(clients: Sequence[Shard], normalise: Normaliser, drawn: LandmarkMap) -> list[Tensor]:
+    device = clients[0].features.device
+    check_width(drawn.width, 2 * sum(map(len, clients)), 1, device)  # rows are float64
+    return over_clients(lambda shard: drawn(normalise(shard.features)), clients, device)
+
+
+def _rounded(
+    clients: Sequence[Shard], phis: Sequence[Tensor], encoding: Encoding, seed: int, repeats: Sequence[Repeats]
+) -> Summed:
+    """The sum of the statistics as their integers tell them."""
+    device, rounding, outside, sizes = clients[0].features.device, encoding.rounding, 0, []
+    summed = torch.zeros(encoding.layout.size, dtype=torch.int64, device=device)
+    for k, shard in enumerate(clients):
+        draw, targets = dither(own_seed(seed, k), "statistics", device), one_hot(shard.labels, encoding.n_classes)
+        integers, saturated = encoding.encode_rows(phis[k], targets, draw, repeats[k])
+        summed += integers
+        sizes.append(encoding.packing(integers).n_bytes)
+        outside += saturated
+    bound = spectral_bound(rounding, len(clients), len(encoding.columns))
+    told = {"bits": rounding.bits, "step": rounding.step, "saturated": outside, "spectral_bound": bound}
+    return Summed(phis, encoding.decode(summed), sizes, {"rounding": told})
+
+
+def own_seed(seed: int, client: int) -> int:
+    """Of a client's rounding; between machines a site draws it and keeps it to itself."""
+    return (seed * 1_000_003 + client) % 2**63

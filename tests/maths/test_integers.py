@@ -1,0 +1,53 @@
+"""Statistics as integers: their range, their dithers, and the bound on what rounding does to a sum."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import brentq
+
+from apfl.maths.integers import FAILS, Rounding, round_statistics, spectral_bound, uniform
+from apfl.maths.ridge import statistics
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32])
+def test_the_largest_integer_is_that_of_its_bits(kind):
+    assert Rounding(np.iinfo(kind).bits, 1.0).largest == np.iinfo(kind).max
+
+
+@pytest.mark.parametrize(("n_clients", "width"), [(1, 1), (1, 64), (50, 1024), (1000, 4096)])
+def test_the_bound_is_where_the_tail_of_bernsteins_inequality_is_small(n_clients, width):
+    """2 d exp(-t^2 / 2 / (K d step^2 / 4 + step t / 3)) is FAILS at the smallest t that would do, by root finding."""
+    rounding = Rounding(16, 30.0)
+    variance = n_clients * width * rounding.step**2 / 4
+
+    def too_likely(t: float) -> float:
+        return math.log(2 * width) - t**2 / 2 / (variance + rounding.step * t / 3) - math.log(FAILS)
+
+    smallest = brentq(too_likely, 1e-3 * rounding.step, 1e6 * rounding.step)
+    # The sum of two roots instead of the root of a sum: never below, and at most (2 + 2 sqrt 2) / 4 = 1.21 times it.
+    assert smallest <= spectral_bound(rounding, n_clients, width) <= 1.21 * smallest
+
+
+def test_every_entry_has_a_dither_of_its_own():
+    """Equal entries halfway between two integers go both ways: beside the diagonal, on it, and in Phi'Y."""
+    rounding, d = Rounding(16, 30.0), 40
+    made = statistics(torch.eye(d), torch.eye(d))
+    half = torch.full((d, d), 100.5, dtype=torch.float64)
+    symmetric = (half * rounding.step).fill_diagonal_(100.5 * rounding.diagonal.step)
+    made = replace(made, autocorrelation=symmetric, crosscorrelation=half * rounding.step)
+    rounded, outside = round_statistics(made, torch.ones(d), rounding, uniform(0, CPU))
+    assert outside == 0
+    off = ~torch.eye(d, dtype=torch.bool)
+    for entries, step in (
+        (rounded.autocorrelation[off], rounding.step),
+        (rounded.autocorrelation.diagonal(), rounding.diagonal.step),
+        (rounded.crosscorrelation, rounding.step),
+    ):
+        assert set((entries / step).round().flatten().tolist()) == {100.0, 101.0}
