@@ -143,7 +143,7 @@ class Terms:
         if not method.bits:
             raise InputError(
                 "terms with map='landmarks' and bits=0 given: between machines statistics of landmarks are integers. "
-                "Give bits=16 too (allowed are 8 to 32), or use map='random'"
+                "Leave bits out, or give 8 to 32, or use map='random'"
             )
         if method.landmarks == "federation" and method.normalise not in (*OF_MACHINES, "auto"):
             raise InputError(
@@ -156,8 +156,8 @@ class Terms:
         """Refuse masked terms under which a site would have to say something by itself."""
         if not self.landmarked:
             raise InputError(
-                f"masked terms with map={self.method.map!r} given: masks need integers that add up. Give "
-                "map='landmarks' and bits=16 too"
+                f"masked terms with map={self.method.map!r} given: masks need integers that add up. Use "
+                "map='landmarks', the default"
             )
         stated = {
             "class_names": self.class_names, "n_features": self.n_features, "max_rows": self.max_rows
@@ -293,7 +293,7 @@ class Terms:
         own, former = asdict(self), asdict(draft)
         own |= own.pop("method")
         former |= former.pop("method")
-        filled_in = {"d_primary": "auto", "d_refinement": "auto", "normalise": "auto"}
+        filled_in = {"d_primary": "auto", "d_refinement": "auto", "normalise": "auto", "bits": "auto"}
         return next(
             (key for key, was in former.items() if was not in (None, own[key]) and filled_in.get(key) != was), None
         )
@@ -393,7 +393,8 @@ def settle(draft: Terms, described: Sequence[Description]) -> Terms:
     d_primary, d_refinement = method.widths(sum(counted), n_features)
     check_weights(d_primary, len(names))
     shared = normaliser(method.normalise, _summed(described) if needs_moments(method.normalise) else None)
-    method = replace(method, d_primary=d_primary, d_refinement=d_refinement, normalise=shared.how)
+    bits = method.integers(counted, d_primary)
+    method = replace(method, d_primary=d_primary, d_refinement=d_refinement, normalise=shared.how, bits=bits)
     terms = replace(draft, class_names=names, n_features=n_features, method=method, max_rows=cap)
     if shared.mean is not None and shared.std is not None:
         terms = replace(terms, mean=tuple(shared.mean.tolist()), std=tuple(shared.std.tolist()))

@@ -46,6 +46,7 @@ __all__ = [
     "Repeats",
     "Rounding",
     "Uniform",
+    "bits_for",
     "dither",
     "round_statistics",
     "spectral_bound",
@@ -59,6 +60,9 @@ ROOM = 4.0  # correlations of a client's columns, in units of the mean squares t
 DIAGONAL_BITS = 32
 CROSS_BITS = 4  # more than those of T'T: the primary is linear in T'Y, and its entries are few
 FAILS = 1e-9  # the probability that an error passes its bound
+HIDDEN = 0.3  # of the smallest eigenvalue that rows are expected to have may be lost to rounding
+LEAST = 0.02  # of N, what is taken for that eigenvalue at least: the ridge hides smaller ones anyway
+FEWEST, MOST = 8, 20  # bits that are chosen
 DIAGONAL_ROOM = 64.0  # a client's column may have so many times the mean square that is expected of it
 OF_ONE_LENGTH = ("root", "row", "columns", "centred")  # normalisations whose rows bound their moments
 _MOST_ECHO = 2**15 - 1
@@ -319,6 +323,22 @@ def round_statistics(
     encoding = Encoding(rounding, columns, stats.n_classes, basis)
     vector, outside = encoding.encode(stats, draw)
     return replace(encoding.decode(vector), n_copies=stats.n_copies, echo=stats.echo), outside
+
+
+def bits_for(n_samples: int, n_clients: int, most_rows: int, width: int) -> int:
+    """The fewest bits whose rounding stays small beside the statistics, of so many rows at so many clients.
+
+    In the coordinates of T over sqrt D rows like the expected ones give N I, and drawn rows eigenvalues down to
+    N (1 - sqrt(d / N))^2 (Marchenko and Pastur, 1967). The spectral norm of the rounding error is about
+    2 sqrt(K d / 6) step, and is kept below `HIDDEN` of that; of `LEAST` of N if there are hardly more rows than columns.
+
+    >>> bits_for(45_000, 50, 2_000, 6144), bits_for(7_500, 20, 1_000, 4096), bits_for(1_350, 10, 300, 256)
+    (11, 14, 10)
+    """
+    smallest = max(LEAST, max(0.0, 1 - math.sqrt(width / max(n_samples, 1))) ** 2) * n_samples
+    error = 2 * math.sqrt(n_clients * width / 6) * ROOM * most_rows  # with a step of 1 / 2^(bits - 1) of the range
+    bits = 1 + math.ceil(math.log2(max(error, 1.0) / (HIDDEN * max(smallest, 1.0))))
+    return min(max(bits, FEWEST), MOST)
 
 
 def spectral_bound(rounding: Rounding, n_clients: int, width: int) -> float:

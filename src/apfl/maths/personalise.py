@@ -47,6 +47,7 @@ __all__ = [
     "Rows",
     "Setting",
     "Shared",
+    "landmarks_for",
     "leave_out",
     "own_weight",
     "own_weights",
@@ -142,6 +143,23 @@ class Primary:
         return mean if mean > MOST_ARE_COPIED else 1.0
 
 
+def landmarks_for(n_samples: int, n_features: int) -> int:
+    """The default number of landmarks: a power of two below the number of rows, from 256 to 6144.
+
+    Landmarks need about half the columns of a random map for the same accuracy (docs/results/landmarks.md). With few
+    rows of many features the rule is that of `width_for`.
+
+    >>> landmarks_for(1300, 64), landmarks_for(45_000, 1280), landmarks_for(20, 64), landmarks_for(300, 1280)
+    (1024, 6144, 256, 2048)
+    """
+    power = max(math.floor(math.log2(n_samples)), _few_rows(n_features))
+    return min(6144, max(256, int(2**power)))
+
+
+def _few_rows(n_features: int) -> int:
+    return math.ceil(math.log2(min(4 * n_features, 2048)))
+
+
 def width_for(n_samples: int, n_features: int) -> int:
     """The default d_P: a power of two near the number of rows, from 256 to 8192; the same at every site because N is.
 
@@ -151,7 +169,7 @@ def width_for(n_samples: int, n_features: int) -> int:
     >>> width_for(1300, 64), width_for(45_000, 1280), width_for(20, 64), width_for(300, 1280)
     (1024, 8192, 256, 2048)
     """
-    power = max(round(math.log2(n_samples)), math.ceil(math.log2(min(4 * n_features, 2048))))
+    power = max(round(math.log2(n_samples)), _few_rows(n_features))
     return min(8192, max(256, int(2**power)))
 
 

@@ -24,9 +24,10 @@ from apfl.maths.privacy import epsilon_spent, noise_multiplier
 from apfl.maths.wire import Traffic, landmarks_bytes
 from apfl.methods._streams import SYNTHETIC, Streams, public_origin
 
-__all__ = ["WIDTH", "Noise", "Privacy", "check_private", "private_streams"]
+__all__ = ["PRIVATE_BITS", "WIDTH", "Noise", "Privacy", "check_private", "private_streams"]
 
 Noise = Literal["central", "shares"]
+PRIVATE_BITS = 24  # of bits="auto"
 WIDTH = 1024  # of d_primary="auto": the number of rows must not decide it
 
 
@@ -98,7 +99,7 @@ def private_streams(
     traffic = Traffic({"statistics": [encoding.layout.n_bytes] * len(clients)}, {"landmarks": down})
     return Streams(
         normalise, mapped, mapped, phis, positive(encoding.decode(vector.to(features.device))), traffic,
-        account | origin.account, gamma=gamma_for(sigma, drawn.width),
+        account | origin.account, bits, gamma_for(sigma, drawn.width),
     )  # fmt: skip
 
 

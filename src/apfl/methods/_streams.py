@@ -63,6 +63,7 @@ class Streams:
     stats: Statistics  # summed
     traffic: Traffic  # so far: of the statistics, the landmarks and a pilot
     account: dict[str, Any] = field(default_factory=dict)  # for the record
+    bits: int = 0  # of an entry of the statistics; 0: float64
     gamma: float | None = None  # under noise, what that asks for; then nothing but these statistics is known of rows
 
     def psi(self, features: Tensor, phi: Tensor) -> Tensor:
@@ -118,7 +119,7 @@ def landmark_streams(
     summed = summed_landmarks(clients, n_classes, normalise, drawn, columns if bits else None, bits, seed, repeats)
     landmarks = {"landmarks": landmarks_bytes(drawn.width, drawn.n_in, mean_squares=bits > 0)}
     traffic = origin.traffic + Traffic({"statistics": summed.sizes}, landmarks)
-    return Streams(normalise, drawn, drawn, summed.phis, summed.stats, traffic, summed.account | origin.account)
+    return Streams(normalise, drawn, drawn, summed.phis, summed.stats, traffic, summed.account | origin.account, bits)
 
 
 @dataclass(frozen=True, eq=False)

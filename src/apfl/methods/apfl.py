@@ -24,17 +24,29 @@ from pydantic_core import PydanticCustomError
 from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.hits import Scope
+from apfl.maths.integers import bits_for
 from apfl.maths.leaveout import Leaving, echo, leaving
 from apfl.maths.machine import over_clients
 from apfl.maths.maps import Activation, FeatureMap
 from apfl.maths.noise import of_length_one
 from apfl.maths.normalise import Normalise, needs_moments
-from apfl.maths.personalise import Auto, Choice, Personal, Primary, Rows, personalise, refine, solve_primary, width_for
+from apfl.maths.personalise import (
+    Auto,
+    Choice,
+    Personal,
+    Primary,
+    Rows,
+    landmarks_for,
+    personalise,
+    refine,
+    solve_primary,
+    width_for,
+)  # fmt: skip
 from apfl.maths.wire import ECHO_BYTES, Traffic, description_bytes, publication_bytes, scaling_bytes, table_bytes
 from apfl.methods import Method, Round
 from apfl.methods._analytic import mapped_and_summed, shared_normaliser, stream_maps, upload_bytes
 from apfl.methods._pilot import Pilot, pilot
-from apfl.methods._private import WIDTH, Noise, Privacy, check_private, private_streams
+from apfl.methods._private import PRIVATE_BITS, WIDTH, Noise, Privacy, check_private, private_streams
 from apfl.methods._streams import Published, Streams, folded, landmark_streams
 from apfl.models.dual_stream import DualStream
 from apfl.models.landmark import LandmarkModel
@@ -80,9 +92,9 @@ class APFL(Method):
     activation_refinement: Activation = "hardswish"
     intercept: bool = False
     normalise: Normalise | Auto = "auto"
-    map: Literal["random", "landmarks"] = "random"  # landmarks: one map for both streams (`apfl.maths.landmarks`)
+    map: Literal["random", "landmarks"] = "landmarks"  # landmarks: one map for both streams (`apfl.maths.landmarks`)
     landmarks: str = "federation"  # drawn from everyone's moments, from nobody's (free), or from those of a public FILE
-    bits: Bits = 0  # of an entry of the statistics; 0: float64
+    bits: Bits | Auto = "auto"  # of an entry of the statistics; auto: as few as do no harm; 0: float64
     epsilon: Positive | Literal["none"] = "none"  # of what is released, unit one row; needs public landmarks
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # beside epsilon; far below one over the number of rows
     noise: Noise = "central"  # under epsilon: once at a server that is trusted, or in shares of the clients
@@ -99,10 +111,10 @@ class APFL(Method):
             raise InputError(
                 f"landmarks={self.landmarks} given; allowed: {' or '.join(LANDMARKS)}, or a file of public features"
             )
-        if self.bits and self.map != "landmarks":
+        if self.bits not in (0, "auto") and self.map != "landmarks":
             raise InputError(f"bits={self.bits} with map='random': only rows of the landmark map have a bounded length")
         if self.private:
-            check_private(self.map, self.landmarks, self.bits, self.normalise)
+            check_private(self.map, self.landmarks, self.integers([1]), self.normalise)
 
     @property
     def private(self) -> bool:
@@ -121,7 +133,17 @@ class APFL(Method):
         return d_primary, d_primary if self.d_refinement == "auto" else self.d_refinement
 
     def _width(self, n_samples: int, n_features: int) -> int:
-        return WIDTH if self.private else width_for(n_samples, n_features)
+        if self.private:
+            return WIDTH
+        return (landmarks_for if self.map == "landmarks" else width_for)(n_samples, n_features)
+
+    def integers(self, sizes: Sequence[int], width: int = 1) -> int:
+        """Bits of an entry of the statistics, with clients of these sizes; 0: float64."""
+        if self.bits != "auto":
+            return self.bits
+        if self.map != "landmarks":
+            return 0
+        return PRIVATE_BITS if self.private else bits_for(sum(sizes), len(sizes), max(sizes, default=1), width)
 
     @property
     def chooses(self) -> bool:
@@ -145,16 +167,18 @@ class APFL(Method):
     def _landmark_streams(
         self, clients: Sequence[Shard], n_classes: int, seed: int, together: Sequence[Leaving]
     ) -> Streams:
-        d, _ = self.widths(sum(map(len, clients)), clients[0].features.shape[1] if clients else 0)
+        sizes = [*map(len, clients)]
+        d, _ = self.widths(sum(sizes), clients[0].features.shape[1] if clients else 0)
+        bits = self.integers(sizes, d)
         if self.epsilon != "none":
             asked = Privacy(self.epsilon, self.delta, self.noise, self.colluders)
-            return private_streams(clients, n_classes, self.normalise, d, self.landmarks, self.bits, seed, asked)
+            return private_streams(clients, n_classes, self.normalise, d, self.landmarks, bits, seed, asked)
         first: Pilot | None = None
         if self.normalise == "auto":
-            first = pilot(clients, n_classes, self.choice, self.gamma, self.sketch, self.bits, seed)
+            first = pilot(clients, n_classes, self.choice, self.gamma, self.sketch, bits, seed)
         normalise = first.normalise if first else shared_normaliser(self.normalise, clients)
         repeats = [(int(own.copies.sum()), echo(shard.features)) for shard, own in zip(clients, together, strict=True)]
-        made = landmark_streams(clients, n_classes, normalise, d, self.landmarks, self.bits, seed, repeats)
+        made = landmark_streams(clients, n_classes, normalise, d, self.landmarks, bits, seed, repeats)
         return first.before(made) if first else made
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
@@ -210,7 +234,7 @@ class APFL(Method):
             primary = solve_primary(made_of.stats, made_of.gamma if self.gamma == "auto" else self.gamma)
             # Noise lengthens rows, whose length is the unit of beta.
             return Published.of(replace(primary, stats=of_length_one(primary.stats)))
-        if self.bits:  # which tell the repeated rows
+        if made_of.bits:  # which tell the repeated rows
             return Published.of(solve_primary(made_of.stats, self.gamma))
         n_copies = sum(int(own.copies.sum()) for own in together)
         echoes = reduce(add, (echo(shard.features) for shard in clients))
@@ -228,12 +252,12 @@ class APFL(Method):
         choice, n_clients = self.choice, len(clients)
         moments = needs_moments(self.normalise) and not self.private
         up = {"description": [description_bytes(clients[0].features.shape[1], moments=moments)] * n_clients}
-        if not self.bits:  # integers tell the echo, and none is sent under noise
+        if not made_of.bits:  # integers tell the echo, and none is sent under noise
             up["echo"] = [ECHO_BYTES] * n_clients
         sends_table = choice.open and choice.scope != "client"
         if sends_table:
             up["table"] = [len(choice.weights) * table_bytes(choice.grid(1.0).shape)] * n_clients
-        dtype = torch.int16 if self.bits else torch.float64
+        dtype = torch.int16 if made_of.bits else torch.float64
         sketch = self.sketch if choice.open else None
         down = {"publication": publication_bytes(made_of.stats.width, n_classes, sketch=sketch, dtype=dtype)}
         if scaling := scaling_bytes(made_of.normalise):

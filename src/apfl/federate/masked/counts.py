@@ -24,6 +24,7 @@ from apfl.federate.terms import Terms, check_weights
 from apfl.federate.wire import sha256
 from apfl.maths.bits import Layout, Part
 from apfl.maths.bounds import widest
+from apfl.maths.integers import bits_for
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN
 
 __all__ = ["FEWEST_HOLDERS", "FEWEST_ROWS", "Counts", "counts_layout", "outline_of"]
@@ -138,9 +139,9 @@ def outline_of(draft: Terms, counts: Counts) -> Terms:
         d_primary = min(d_primary, widest(n))
         d_refinement = d_primary if method.d_refinement == "auto" else d_refinement
     check_weights(d_primary, draft.n_classes)
-    terms = replace(
-        draft, method=replace(method, d_primary=d_primary, d_refinement=d_refinement), most_rows=draft.max_rows
-    )
+    bits = method.bits if method.bits != "auto" else bits_for(n, max(counts.holders), draft.max_rows or n, d_primary)
+    method = replace(method, d_primary=d_primary, d_refinement=d_refinement, bits=bits)
+    terms = replace(draft, method=method, most_rows=draft.max_rows)
     if method.landmarks != "free":
         terms = replace(terms, spread="full" if n >= ROWS_FOR_EACH_COLUMN * terms.n_in else "diagonal")
     counts.check(terms)
