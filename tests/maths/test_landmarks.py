@@ -293,7 +293,7 @@ D, C, L = 30, 3, 6
 
 def test_a_folded_model_is_the_two_streams():
     clients = draw_clients([40, 30], L, C, 0)
-    method = load_method("apfl", map="landmarks", d_primary=D, normalise="row")
+    method = load_method("apfl", map="landmarks", bits=0, d_primary=D, normalise="row")
     assert isinstance(method, APFL)
     (last,) = method.rounds(clients, C, 0)
     made_of = method.streams(clients, C, 0)

@@ -178,7 +178,7 @@ def decode(data: bytes, terms: Terms) -> Contribution:
 
 def _decode_integers(data: bytes, terms: Terms) -> Contribution:
     """The vector of integers, each within its range, and the numbers of rows that it says."""
-    layout = statistics_layout(terms.width, terms.n_classes, terms.method.bits)
+    layout = statistics_layout(terms.width, terms.n_classes, terms.bits)
 
     def expected(header: dict[str, Any]) -> Expected:
         _check_header(header, terms)
@@ -207,7 +207,7 @@ def _echoes(echo: Tensor, n: int) -> bool:
 def upload_bytes(terms: Terms, n_samples: int) -> int:
     """What the statistics of so many rows weigh at most, without the echo."""
     if terms.landmarked:  # most integers travel in fewer bits
-        return rounded_bytes(terms.width, terms.n_classes, terms.method.bits)
+        return rounded_bytes(terms.width, terms.n_classes, terms.bits)
     return statistics_bytes(n_samples, terms.width, terms.n_classes, terms.dtype)
 
 

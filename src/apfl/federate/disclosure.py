@@ -197,7 +197,7 @@ def what_leaves(train: Shard, class_names: Sequence[str], terms: Terms) -> WhatL
         table=int(np.prod(terms.grid(1.0).shape)) if terms.wants_tables else 0,
         moments=needs_moments(terms.method.normalise),
         keeps=terms.keep_contributions,
-        bits=terms.method.bits if terms.landmarked else 0,
+        bits=terms.bits if terms.landmarked else 0,
         spread=_second_moments(terms),
         spread_bytes=None if terms.spread is None else spread_encoding(terms).layout.n_bytes,
         beyond=len(labels) - n - sum(withheld.values()),
@@ -208,7 +208,7 @@ def what_leaves(train: Shard, class_names: Sequence[str], terms: Terms) -> WhatL
 def _statistics_size(terms: Terms, n: int) -> tuple[int, int]:
     """Numbers and bytes of Phi'Phi and Phi'Y."""
     if terms.landmarked:
-        layout = statistics_layout(terms.width, terms.n_classes, terms.method.bits)
+        layout = statistics_layout(terms.width, terms.n_classes, terms.bits)
         sums = [part for part in layout.parts if part.name in ("below", "diagonal", "cross")]
         return sum(part.size for part in sums), sum(part.n_bytes for part in sums)
     shapes = statistics_shapes(form_for(n, terms.width), n, terms.width, terms.n_classes)

@@ -58,7 +58,7 @@ class Landmarks:
     def encoding(self, terms: Terms) -> Encoding:
         """How statistics under these terms are integers."""
         assert terms.most_rows is not None
-        rounding = Rounding.for_rows(terms.method.bits, terms.most_rows)
+        rounding = Rounding.for_rows(terms.bits, terms.most_rows)
         return Encoding(rounding, self.mean_squares, terms.n_classes, self.feature_map.basis)
 
 

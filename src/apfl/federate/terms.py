@@ -140,7 +140,7 @@ class Terms:
 
     def _check_landmarked(self) -> None:
         method = self.method
-        if not method.bits:
+        if method.bits == 0:
             raise InputError(
                 "terms with map='landmarks' and bits=0 given: between machines statistics of landmarks are integers. "
                 "Leave bits out, or give 8 to 32, or use map='random'"
@@ -199,6 +199,11 @@ class Terms:
         """The most rows of one client that count: the cap, and what the range of the integers has room for."""
         room = None if self.most_rows is None else int(ROOM * self.most_rows)
         return min((limit for limit in (self.max_rows, room) if limit is not None), default=None)
+
+    @property
+    def bits(self) -> int:
+        """Of an entry of the statistics; 0: they travel as they are. Settled terms know."""
+        return 0 if self.method.bits == "auto" else self.method.bits
 
     @property
     def n_in(self) -> int:

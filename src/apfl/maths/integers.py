@@ -330,7 +330,8 @@ def bits_for(n_samples: int, n_clients: int, most_rows: int, width: int) -> int:
 
     In the coordinates of T over sqrt D rows like the expected ones give N I, and drawn rows eigenvalues down to
     N (1 - sqrt(d / N))^2 (Marchenko and Pastur, 1967). The spectral norm of the rounding error is about
-    2 sqrt(K d / 6) step, and is kept below `HIDDEN` of that; of `LEAST` of N if there are hardly more rows than columns.
+    2 sqrt(K d / 6) step, and is kept below `HIDDEN` of that, or of `LEAST` of N if there are hardly more rows than
+    columns.
 
     >>> bits_for(45_000, 50, 2_000, 6144), bits_for(7_500, 20, 1_000, 4096), bits_for(1_350, 10, 300, 256)
     (11, 14, 10)
