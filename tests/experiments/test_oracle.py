@@ -64,7 +64,7 @@ def test_with_the_methods_own_settings_it_is_the_method(grouped, sketch, more):
 def test_every_entry_is_the_method_with_these_settings():
     """Each of the four settings decides rows, the prior's weight too: none of them can be left out."""
     clients = federation(grouped=True)
-    method = APFL(d_primary=64, d_refinement=48)
+    method = APFL(map="random", d_primary=64, d_refinement=48)
     found = on_test(method, clients, seed=5)
     assert found.accuracy.shape == (len(GAMMAS), len(BETAS), len(BALANCES), len(TAUS))
     expected = []

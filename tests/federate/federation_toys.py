@@ -15,8 +15,8 @@ from apfl.maths.alone import Comparison
 from apfl.methods.apfl import APFL
 
 NAMES = ("ant", "bee", "cat")
-FIXED = APFL(d_primary=40, d_refinement=24, gamma=1.0, beta=1.0, balance=0.5, tau=0.0, normalise="root")
-AUTO = APFL(d_primary=40, d_refinement=24, normalise="root")
+FIXED = APFL(map="random", d_primary=40, d_refinement=24, gamma=1.0, beta=1.0, balance=0.5, tau=0.0, normalise="root")
+AUTO = APFL(map="random", d_primary=40, d_refinement=24, normalise="root")
 LANDMARKS = APFL(d_primary=40, map="landmarks", bits=16, normalise="columns")
 
 

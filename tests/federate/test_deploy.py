@@ -312,7 +312,9 @@ def test_a_full_disk_is_not_the_clients_fault(tmp_path, monkeypatch):
 
 def test_what_the_terms_took_from_a_client_is_named(tmp_path):
     sites = make_sites(tmp_path)
-    with Coordinator(tmp_path / "server", Terms("f", method=APFL(normalise="standardise", d_refinement=16))) as server:
+    with Coordinator(
+        tmp_path / "server", Terms("f", method=APFL(map="random", normalise="standardise", d_refinement=16))
+    ) as server:
         contribute(server, sites)
         server.publish()
         evidence = server.leave("site-0")

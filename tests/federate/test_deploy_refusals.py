@@ -578,7 +578,9 @@ def test_a_contribution_to_another_federation_with_the_same_terms_is_a_replay(tm
             server.describe(site.describe(server.invitation()))
         server.settle()
         assert "federation 'f'" in server.accept(sites[0].statistics(agreement), "site-0").reason
-    method = APFL(d_primary=40, d_refinement=24, gamma=2.0, beta=1.0, balance=0.5, tau=0.0, normalise="root")
+    method = APFL(
+        map="random", d_primary=40, d_refinement=24, gamma=2.0, beta=1.0, balance=0.5, tau=0.0, normalise="root"
+    )
     with Coordinator(tmp_path / "again", Terms("f", method=method, class_names=NAMES)) as server:
         elsewhere = make_sites(tmp_path / "again")
         for site in elsewhere:

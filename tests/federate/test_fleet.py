@@ -231,7 +231,7 @@ def test_an_answer_may_be_as_large_as_the_terms_make_it(tmp_path):
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_bound_has_room_for_what_a_wide_map_sends(keep):
     """The widest default map; a site that rejoins brings its former statistics too, if only sums are kept."""
-    method = APFL(d_primary=8192, d_refinement=8192, normalise="row")
+    method = APFL(map="random", d_primary=8192, d_refinement=8192, normalise="row")
     terms = Terms("f", ("a", "b"), 16, method, keep_contributions=keep, fingerprints=("", ""))
     triangle = 8 * (8192 * 8193 // 2 + 8192 * 2) + ECHO_BYTES
     assert (2 - keep) * triangle <= largest_answer(terms) <= (2 - keep) * triangle + 2**26

@@ -68,7 +68,7 @@ def seeded(folder: Path, seed: int = 0, sizes: tuple[int, ...] = (30, 70, 20, 55
         (LANDMARKS, (30, 70, 20, 55)),
         (replace(LANDMARKS, landmarks="free", normalise="row", bits=12, balance=0.2), (60, 90, 50, 80)),
         (replace(LANDMARKS, normalise="columns", **AGREED), (6, 7)),  # fewer than four rows for each column
-        (replace(LANDMARKS, scope="client", sketch=16, d_refinement=7, intercept=True), (6, 90)),
+        (replace(LANDMARKS, scope="client", sketch=16), (6, 90)),
         (APFL(map="landmarks", bits=32, sketch=16, tau=0.05, normalise="columns"), (30, 300)),
     ],
     ids=lambda value: str(value) if isinstance(value, tuple) else f"{value.landmarks}-{value.bits}-{value.scope}",

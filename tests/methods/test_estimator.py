@@ -14,13 +14,15 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from apfl import APFLClassifier, DualStream, InputError
+from apfl import APFLClassifier, InputError
 from apfl.data.federation import Shard
 from apfl.maths import leaveout, refine
 from apfl.methods import load_method
-from apfl.models.file import about, read
+from apfl.models.file import about, load_model, read
 
-SMALL = {"d_primary": 96, "d_refinement": 64}
+SMALL = {"d_primary": 96}
+# Maps that no rows decide: landmarks of the federation are drawn from the first ones, and stay.
+FREE = {"random": {**SMALL, "map": "random", "d_refinement": 64}, "landmarks": {**SMALL, "landmarks": "free"}}
 
 
 @parametrize_with_checks([APFLClassifier()])
@@ -51,7 +53,7 @@ def test_it_is_the_method_apfl(sites):
     X, y, clients = sites
     clf = APFLClassifier(**SMALL, random_state=3).fit(X, y, clients=clients)
     shards = [Shard(torch.from_numpy(X[clients == k]), torch.from_numpy(y[clients == k])) for k in "abc"]
-    (only,) = load_method("apfl", **SMALL, sketch=0).rounds(shards, 10, 3)
+    (only,) = load_method("apfl", **SMALL, sketch=0, bits=0).rounds(shards, 10, 3)
     for k, model in zip("abc", only.models, strict=True):
         rows = X[clients == k]
         np.testing.assert_allclose(
@@ -60,20 +62,23 @@ def test_it_is_the_method_apfl(sites):
 
 
 @pytest.mark.filterwarnings("ignore:no client 'b'; have")
-def test_removing_and_adding_a_client_is_exact(sites):
+@pytest.mark.parametrize("settings", FREE.values(), ids=FREE)
+def test_removing_and_adding_a_client_is_exact(sites, settings):
     X, y, clients = sites
-    everyone = APFLClassifier(**SMALL).fit(X, y, clients=clients)
-    without = APFLClassifier(**SMALL).fit(X[clients != "b"], y[clients != "b"], clients=clients[clients != "b"])
+    settings = {**settings, "normalise": "row"}
+    everyone = APFLClassifier(**settings).fit(X, y, clients=clients)
+    without = APFLClassifier(**settings).fit(X[clients != "b"], y[clients != "b"], clients=clients[clients != "b"])
     own = clients == "b"
     same(clone(everyone).fit(X, y, clients=clients).remove_client("b"), without, X, clients)
     same(without.add_client("b", X[own], y[own]), everyone, X, clients)
 
 
+@pytest.mark.parametrize("settings", FREE.values(), ids=FREE)
 @pytest.mark.parametrize("normalise", ["row", "none"])
-def test_partial_fit_equals_fit(sites, normalise):
+def test_partial_fit_equals_fit(sites, normalise, settings):
     X, y, clients = sites
-    whole = APFLClassifier(**SMALL, normalise=normalise).fit(X, y, clients=clients)
-    parts = APFLClassifier(**SMALL, normalise=normalise)
+    whole = APFLClassifier(**settings, normalise=normalise).fit(X, y, clients=clients)
+    parts = APFLClassifier(**settings, normalise=normalise)
     for rows in np.array_split(np.arange(len(y)), 4):
         parts.partial_fit(X[rows], y[rows], classes=range(10), clients=clients[rows])
     same(parts, whole, X, clients)
@@ -83,7 +88,7 @@ def test_partial_fit_equals_fit(sites, normalise):
 def test_without_kept_rows_a_leaver_brings_its_own(sites):
     X, y, clients = sites
     own, others = clients == "b", clients != "b"
-    clf = APFLClassifier(**SMALL, keep_rows=False).fit(X, y, clients=clients)
+    clf = APFLClassifier(**FREE["landmarks"], normalise="row", keep_rows=False).fit(X, y, clients=clients)
     with pytest.raises(InputError, match="not kept"):
         clf.remove_client("b")
     with pytest.raises(InputError, match="exactly those"):
@@ -94,7 +99,8 @@ def test_without_kept_rows_a_leaver_brings_its_own(sites):
     clf.remove_client("b", X[own][::-1], y[own][::-1])  # in any order
     np.testing.assert_array_equal(clf.decision_function(X[others], clients[others]), before)  # until they refit
     clf.refit(X[others], y[others], clients=clients[others])
-    same(clf, APFLClassifier(**SMALL).fit(X[others], y[others], clients=clients[others]), X, clients)
+    never = APFLClassifier(**FREE["landmarks"], normalise="row").fit(X[others], y[others], clients=clients[others])
+    same(clf, never, X, clients)
 
 
 def test_an_unknown_client_gets_the_primary_alone(sites):
@@ -150,7 +156,7 @@ def test_a_client_model_can_be_saved(sites, tmp_path):
     X, y, clients = sites
     clf = APFLClassifier(**SMALL).fit(X, y.astype(str), clients=clients)
     clf.model("a").save(tmp_path / "a.safetensors")
-    loaded = DualStream.load(tmp_path / "a.safetensors")
+    loaded = load_model(tmp_path / "a.safetensors")
     rows = X[clients == "a"]
     np.testing.assert_allclose(loaded.scores(torch.from_numpy(rows)), clf.decision_function(rows, ["a"] * len(rows)))
     assert list(loaded.class_names) == list(clf.classes_)
@@ -180,7 +186,7 @@ def test_bad_input_is_refused(sites):
         (lambda: clf.refit(X, y, clients=["z"] * 700), "no client 'z'"),
         (lambda: APFLClassifier(gamma=0.0).fit(X, y), "greater than 0"),
         (lambda: APFLClassifier(beta=-1.0).fit(X, y), "greater than 0"),
-        (lambda: APFLClassifier(activations="rellu").fit(X, y), "did you mean 'relu'"),
+        (lambda: APFLClassifier(activations="rellu").fit(X, y), "allowed: 'relu'"),
         (lambda: APFLClassifier(normalise="rows").fit(X, y), "'row'"),
         (lambda: APFLClassifier(**SMALL).fit(X, y).remove_client("alone"), "the only one"),
     ]:
@@ -219,10 +225,12 @@ def test_widths_that_are_auto_stay_what_the_first_fit_made_them(sites):
     """So leaving is exact for the maps there are, not for those a smaller federation would have drawn."""
     X, y, clients = sites
     others = clients != "b"
-    left = APFLClassifier().fit(X, y, clients=clients).remove_client("b")
+    given = {"landmarks": "free", "normalise": "row"}
+    left = APFLClassifier(**given).fit(X, y, clients=clients).remove_client("b")
     assert left.primary_.shape[0] == 512  # of 700 rows
-    assert APFLClassifier().fit(X[others], y[others], clients=clients[others]).primary_.shape[0] < 1024
-    same_width = APFLClassifier(d_primary=512).fit(X[others], y[others], clients=clients[others])
+    smaller = APFLClassifier(**given).fit(X[others], y[others], clients=clients[others])
+    assert smaller.primary_.shape[0] == 256
+    same_width = APFLClassifier(d_primary=512, **given).fit(X[others], y[others], clients=clients[others])
     np.testing.assert_allclose(left.primary_, same_width.primary_, rtol=1e-7, atol=1e-9)  # small gamma: condition 1e4
 
 
@@ -251,7 +259,7 @@ def test_a_client_is_decomposed_once(sites, monkeypatch, settings):
         return leaveout.hat_basis(psi)
 
     monkeypatch.setattr(refine, "hat_of", counted)
-    APFLClassifier(d_primary=64, d_refinement=64, **settings).fit(X[:500], y[:500], clients=clients[:500])
+    APFLClassifier(d_primary=64, normalise="row", **settings).fit(X[:500], y[:500], clients=clients[:500])
     assert sum(decomposed) == len(np.unique(clients[:500]))
 
 
@@ -270,5 +278,5 @@ def test_a_saved_model_says_whose_it_is_also_after_it_was_loaded(tmp_path):
     X, clients = rng.normal(size=(60, 4)), np.array(["north", "south"])[np.arange(60) % 2]
     fitted = APFLClassifier(**SMALL).fit(X, X[:, 0] > 0, clients=clients)
     fitted.model("south").save(tmp_path / "a.safetensors")
-    DualStream.load(tmp_path / "a.safetensors").save(tmp_path / "b.safetensors")
+    load_model(tmp_path / "a.safetensors").save(tmp_path / "b.safetensors")
     assert about(read(tmp_path / "b.safetensors")) == {"client": "south"}

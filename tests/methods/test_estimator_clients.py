@@ -17,7 +17,7 @@ from sklearn.preprocessing import MinMaxScaler
 
 from apfl import APFLClassifier, InputError
 
-SMALL = {"d_primary": 48, "d_refinement": 32}
+SMALL = {"map": "random", "d_primary": 48, "d_refinement": 32}
 FOLDS = KFold(3)
 NAMES = np.array(["north", "south"])
 

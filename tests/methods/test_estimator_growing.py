@@ -13,7 +13,14 @@ from apfl import APFLClassifier, InputError
 from apfl.maths.normalise import Normalise
 
 # With every setting given, and a condition that leaves nine digits.
-FIXED = {"d_primary": 64, "d_refinement": 48, "gamma": 1.0, "beta": 1.0, "balance": 0.7, "tau": 0.1, "normalise": "row"}
+FIXED = {"d_primary": 64, "gamma": 1.0, "beta": 1.0, "balance": 0.7, "tau": 0.1, "normalise": "row"}
+# Maps that no rows decide: landmarks of the federation are drawn from the first ones.
+MAPS = {"random": {"map": "random", "d_refinement": 48}, "landmarks": {"landmarks": "free"}}
+
+
+@pytest.fixture(params=MAPS)
+def fixed(request: pytest.FixtureRequest) -> dict[str, object]:
+    return {**FIXED, **MAPS[request.param]}
 
 
 @pytest.fixture(scope="module")
@@ -33,20 +40,21 @@ def same(one: APFLClassifier, other: APFLClassifier, X: np.ndarray, clients: np.
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-def test_pieces_in_any_order_and_size_give_what_one_fit_gives(sites):
+def test_pieces_in_any_order_and_size_give_what_one_fit_gives(sites, fixed):
     X, y, clients = sites
-    whole = APFLClassifier(**FIXED).fit(X, y, clients=clients)
+    whole = APFLClassifier(**fixed).fit(X, y, clients=clients)
     for seed, n_pieces in ((0, 2), (1, 7)):
         order = np.random.default_rng(seed).permutation(len(y))
-        parts = APFLClassifier(**FIXED)
+        parts = APFLClassifier(**fixed)
         for rows in np.array_split(order, n_pieces):
             parts.partial_fit(X[rows], y[rows], classes=range(10), clients=clients[rows])
         same(parts, whole, X, clients)
 
 
-def test_every_call_chooses_open_settings_from_all_rows_so_far(sites):
+@pytest.mark.parametrize("kind", MAPS)
+def test_every_call_chooses_open_settings_from_all_rows_so_far(sites, kind):
     X, y, clients = sites
-    given = {"d_primary": 64, "d_refinement": 48, "normalise": "row"}
+    given = {"d_primary": 64, "normalise": "row", **MAPS[kind]}
     whole = APFLClassifier(**given).fit(X, y, clients=clients)
     parts = APFLClassifier(**given)
     for rows in (slice(0, 40), slice(40, None)):
@@ -55,37 +63,39 @@ def test_every_call_chooses_open_settings_from_all_rows_so_far(sites):
     assert [parts.chosen_[each] for each in chosen] == pytest.approx([whole.chosen_[each] for each in chosen], rel=1e-9)
 
 
-def test_the_first_call_fixes_widths_and_normalisation_that_are_auto(sites):
+@pytest.mark.parametrize("kind", ["random", "landmarks"])
+def test_the_first_call_fixes_widths_and_normalisation_that_are_auto(sites, kind):
     X, y, clients = sites
-    parts = APFLClassifier().partial_fit(X[:30], y[:30], classes=range(10), clients=clients[:30])
+    parts = APFLClassifier(map=kind).partial_fit(X[:30], y[:30], classes=range(10), clients=clients[:30])
     first = parts.model("a")
     parts.partial_fit(X[30:], y[30:], clients=clients[30:])
-    assert parts.model("a").primary_map.fingerprint == first.primary_map.fingerprint
+    of = "primary_map" if kind == "random" else "feature_map"
+    assert getattr(parts.model("a"), of).fingerprint == getattr(first, of).fingerprint
     assert parts.model("a").normaliser is first.normaliser
 
 
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("new", [[0, 5], [9], [2, 3, 4]])
-def test_a_client_with_new_classes_is_as_if_they_had_been_known(sites, new, text):
+def test_a_client_with_new_classes_is_as_if_they_had_been_known(sites, new, text, fixed):
     """Also if they come first, last or between the others in the order of classes."""
     X, y, clients = sites
     y = y.astype(str) if text else y
     late = (clients == "c") | np.isin(y, np.array(new, y.dtype))
     clients = np.where(late, "c", np.where(clients == "c", "a", clients))
-    grown = APFLClassifier(**FIXED).fit(X[~late], y[~late], clients=clients[~late])
+    grown = APFLClassifier(**fixed).fit(X[~late], y[~late], clients=clients[~late])
     assert len(grown.classes_) == 10 - len(new)
     grown.add_client("c", X[late], y[late])
-    same(grown, APFLClassifier(**FIXED).fit(X, y, clients=clients), X, clients)
+    same(grown, APFLClassifier(**fixed).fit(X, y, clients=clients), X, clients)
     kept = grown.remove_client("c")
-    with_classes = APFLClassifier(**FIXED).partial_fit(X[~late], y[~late], classes=np.unique(y), clients=clients[~late])
+    with_classes = APFLClassifier(**fixed).partial_fit(X[~late], y[~late], classes=np.unique(y), clients=clients[~late])
     same(kept, with_classes, X[~late], clients[~late])
 
 
-def test_clients_without_kept_rows_rule_new_classes_out_until_they_refit(sites):
+def test_clients_without_kept_rows_rule_new_classes_out_until_they_refit(sites, fixed):
     X, y, clients = sites
     late = y == 4
     clients = np.where(late, "new", clients)
-    grown = APFLClassifier(**FIXED, keep_rows=False).fit(X[~late], y[~late], clients=clients[~late])
+    grown = APFLClassifier(**fixed, keep_rows=False).fit(X[~late], y[~late], clients=clients[~late])
     before = grown.decision_function(X, "a")
     grown.add_client("new", X[late], y[late])
     after = grown.decision_function(X, "a")
@@ -93,22 +103,22 @@ def test_clients_without_kept_rows_rule_new_classes_out_until_they_refit(sites):
     assert (grown.predict(X, "a") != 4).all()
     assert (grown.predict_proba(X, "a")[:, 4] == 0).all()
     grown.refit(X, y, clients=clients)  # the rows are known again by their digests, whatever their classes are numbered
-    same(grown, APFLClassifier(**FIXED).fit(X, y, clients=clients), X, clients)
+    same(grown, APFLClassifier(**fixed).fit(X, y, clients=clients), X, clients)
     own = clients == "b"
     assert "b" not in grown.remove_client("b", X[own], y[own]).clients_
 
 
 @pytest.mark.parametrize("how", get_args(Normalise))
-def test_every_normalisation_of_the_method_is_one_of_the_estimator(sites, how):
+def test_every_normalisation_of_the_method_is_one_of_the_estimator(sites, how, fixed):
     X, y, clients = sites
-    clf = APFLClassifier(**{**FIXED, "normalise": how}).fit(X, y, clients=clients)
+    clf = APFLClassifier(**{**fixed, "normalise": how}).fit(X, y, clients=clients)
     assert clf.model("a").normaliser.how == how
     assert clf.score(X, y, clients=clients) > 0.8
 
 
-def test_labels_of_another_type_are_no_new_classes(sites):
+def test_labels_of_another_type_are_no_new_classes(sites, fixed):
     X, y, clients = sites
-    clf = APFLClassifier(**FIXED).fit(X, y, clients=clients)
+    clf = APFLClassifier(**fixed).fit(X, y, clients=clients)
     with pytest.raises(InputError, match="labels such as '0' given for classes such as 0; give both as text or both"):
         clf.add_client("new", X, y.astype(str))
     with pytest.raises(InputError, match=r"label 77 is not among the classes \[0, .*\(add_client\)"):
@@ -118,17 +128,17 @@ def test_labels_of_another_type_are_no_new_classes(sites):
     assert clf.classes_.tolist() == list(range(10))
 
 
-def test_a_model_finds_the_features_of_the_estimator_by_name(sites, tmp_path):
+def test_a_model_finds_the_features_of_the_estimator_by_name(sites, tmp_path, fixed):
     pd = pytest.importorskip("pandas")
     X, y, clients = sites
     table = pd.DataFrame(X[:, :30], columns=[f"pixel {i}" for i in range(30)])
     mixed = table.assign(site=clients)[["site", *reversed(table.columns)]]
-    plain = APFLClassifier(**FIXED).fit(table, y, clients=clients)
+    plain = APFLClassifier(**fixed).fit(table, y, clients=clients)
     assert plain.feature_names_in_.tolist() == list(table.columns)
     expected = plain.predict(table, "b").astype(str)
     np.testing.assert_array_equal(plain.model("b").predict(mixed), expected)
     for column in ("site", 0, -31):
-        model = APFLClassifier(**FIXED, client_column=column).fit(mixed, y).model("b")
+        model = APFLClassifier(**fixed, client_column=column).fit(mixed, y).model("b")
         assert model.about == {"client": "b", "feature_names": list(reversed(table.columns))}
     with pytest.raises(InputError, match="no column in the rows to predict 'pixel 3'"):
         plain.model("b").predict(mixed.drop(columns="pixel 3"))
@@ -136,13 +146,13 @@ def test_a_model_finds_the_features_of_the_estimator_by_name(sites, tmp_path):
         plain.predict(table[table.columns[::-1]], "b")
 
 
-def test_sparse_rows_are_refused_with_the_remedy(sites):
+def test_sparse_rows_are_refused_with_the_remedy(sites, fixed):
     X, y, clients = sites
     sparse = csr_array(X)
-    fitted = APFLClassifier(**FIXED).fit(X, y, clients=clients)
+    fitted = APFLClassifier(**fixed).fit(X, y, clients=clients)
     for call in (
-        lambda: APFLClassifier(**FIXED).fit(sparse, y),
-        lambda: APFLClassifier(**FIXED, client_column=0).fit(sparse, y),
+        lambda: APFLClassifier(**fixed).fit(sparse, y),
+        lambda: APFLClassifier(**fixed, client_column=0).fit(sparse, y),
         lambda: fitted.partial_fit(sparse, y, clients=clients),
         lambda: fitted.add_client("new", sparse, y),
         lambda: fitted.predict(sparse, clients),
@@ -160,10 +170,10 @@ def test_sparse_rows_are_refused_with_the_remedy(sites):
         ({"scope": "all"}, "apfl.scope='all' given; allowed: 'federation' or 'client'"),
     ],
 )
-def test_a_bad_setting_is_named_with_what_is_allowed(sites, setting, message):
+def test_a_bad_setting_is_named_with_what_is_allowed(sites, setting, message, fixed):
     X, y, _ = sites
     with pytest.raises(InputError) as refused:
-        APFLClassifier(**{**FIXED, **setting}).fit(X, y)
+        APFLClassifier(**{**fixed, **setting}).fit(X, y)
     assert str(refused.value) == message
 
 

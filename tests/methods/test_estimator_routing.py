@@ -14,7 +14,7 @@ from sklearn.preprocessing import MinMaxScaler
 
 from apfl import APFLClassifier
 
-CLF = APFLClassifier(d_primary=32, d_refinement=24, gamma=1.0, beta=1.0, balance=0.5, tau=0.1, unknown="error")
+CLF = APFLClassifier(d_primary=32, gamma=1.0, beta=1.0, balance=0.5, tau=0.1, unknown="error")
 
 
 @pytest.fixture(scope="module")

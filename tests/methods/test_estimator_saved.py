@@ -14,16 +14,16 @@ from tests.models.fake_hub import hub  # skips without the extra hub
 
 __all__ = ["hub"]  # a fixture
 
-SMALL = {"d_primary": 24, "d_refinement": 16}
+SMALL = {"d_primary": 24}
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 5))
 Y = np.array(["fox", "owl", "elk"])[(X[:, 0] > 0) + (X[:, 1] > 0.5).astype(int)]
 SITES = np.array(["north", "south", "west"])[np.arange(90) % 3]
 
 
-@pytest.fixture(scope="module")
-def fitted() -> APFLClassifier:
-    return APFLClassifier(**SMALL, unknown="shared").fit(X, Y, clients=SITES)
+@pytest.fixture(scope="module", params=["random", "landmarks"])
+def fitted(request: pytest.FixtureRequest) -> APFLClassifier:
+    return APFLClassifier(**SMALL, map=request.param, unknown="shared").fit(X, Y, clients=SITES)
 
 
 def same(one: APFLClassifier, other: APFLClassifier, clients: object) -> None:
@@ -57,7 +57,13 @@ def test_classes_and_clients_keep_their_types(classes, clients, tmp_path):
 def test_columns_keep_their_names_and_settings_their_values(tmp_path):
     pd = pytest.importorskip("pandas")
     table = pd.DataFrame(X, columns=list("abcde")).assign(site=SITES)
-    settings = {**SMALL, "client_column": "site", "activations": ("tanh", "relu"), "normalise": "columns"}
+    settings = {
+        **SMALL,
+        "client_column": "site",
+        "map": "random",
+        "activations": ("tanh", "relu"),
+        "normalise": "columns",
+    }
     fitted = APFLClassifier(**settings, random_state=np.random.RandomState(1)).fit(table, Y)
     fitted.save(tmp_path / "clf")
     loaded = APFLClassifier.load(tmp_path / "clf")

@@ -226,14 +226,17 @@ def test_the_estimator_is_finite_and_says_which_rows_it_cannot_decide(normalise)
         np.testing.assert_array_equal(fitted.decision_function(X)[ZERO], level)
 
 
-def test_the_estimator_refuses_a_row_that_would_drown_the_others():
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("random", "a score is NaN or infinite"), ("landmarks", "every class has the same score")]
+)
+def test_the_estimator_refuses_a_row_that_would_drown_the_others(kind, reason):
     (shard, *_) = clients(torch.float64, extreme=True)
     with pytest.raises(InputError, match=r"row 4 \(counted from 0\) .* normalise='row'"):
-        APFLClassifier(normalise="none").fit(shard.features.numpy(), shard.labels.numpy())
+        APFLClassifier(map=kind, normalise="none").fit(shard.features.numpy(), shard.labels.numpy())
     finite = shard.features.numpy().copy()
     finite[HUGE] /= 1e30
-    fitted = APFLClassifier(d_primary=64, normalise="none").fit(finite, shard.labels.numpy())
+    fitted = APFLClassifier(map=kind, d_primary=64, normalise="none").fit(finite, shard.labels.numpy())
     beyond = np.zeros((1, finite.shape[1]))
     beyond[0, 0] = 1.7e308
-    with pytest.warns(UserWarning, match="a score is NaN or infinite"):
+    with pytest.warns(UserWarning, match=reason):
         assert np.isfinite(fitted.predict_proba(beyond)).all()

@@ -26,7 +26,7 @@ def last_round(name: str, clients: list[Shard], n_classes: int, seed: int = 0, *
 
 def small(name: str) -> dict[str, int]:
     """Widths and rounds that keep the test quick, where the method has any."""
-    sizes = {"d": 40, "d_primary": 40, "d_refinement": 30, "n_rounds": 12}
+    sizes = {"d": 40, "d_primary": 40, "n_rounds": 12}
     return {field.name: sizes[field.name] for field in fields(method_class(name)) if field.name in sizes}
 
 
@@ -46,7 +46,7 @@ def test_theorem_3_a_client_does_not_see_how_the_rest_is_spread(ns, seed):
     settings = {"d_primary": 20, "d_refinement": 15}
     for name, more in (
         ("apfl_paper", {}),
-        ("apfl", {"scope": "client"}),
+        ("apfl", {"map": "random", "scope": "client"}),
     ):  # of own tables only the client's own rows know
         before = last_round(name, clients, 3, **settings, **more).models[0]
         after = last_round(name, moved, 3, **settings, **more).models[0]
@@ -185,8 +185,10 @@ def test_cuda_gives_the_same_models():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
     clients = draw_clients([40, 7, 90], 6, 3, 0)
-    on_cpu = last_round("apfl", clients, 3, d_primary=50, d_refinement=60).models
-    on_gpu = last_round("apfl", [shard.to("cuda") for shard in clients], 3, d_primary=50, d_refinement=60).models
+    on_cpu = last_round("apfl", clients, 3, map="random", d_primary=50, d_refinement=60).models
+    on_gpu = last_round(
+        "apfl", [shard.to("cuda") for shard in clients], 3, map="random", d_primary=50, d_refinement=60
+    ).models
     for cpu, gpu, shard in zip(on_cpu, on_gpu, clients, strict=True):
         there, here = gpu.scores(shard.features.cuda()).cpu(), cpu.scores(shard.features)
         torch.testing.assert_close(there, here, rtol=1e-9, atol=1e-9)

@@ -44,9 +44,9 @@ def test_every_setting_says_what_it_means_and_may_be(name):
 def test_what_is_allowed_is_what_is_accepted():
     by_name = {each.name: each for each in settings_of(method_class("apfl"))}
     assert by_name["gamma"].allowed == "a number > 0 or auto"
-    assert by_name["bits"].allowed == "0 or a whole number >= 8 and <= 32"
+    assert by_name["bits"].allowed == "0 or a whole number >= 8 and <= 32 or auto"
     for value in by_name["activation_primary"].allowed.split(", "):
-        load_method("apfl", activation_primary=value)
+        load_method("apfl", map="random", activation_primary=value)
     assert by_name["sketch"].default == "128"
     load_method("apfl", **{name: each.default for name, each in by_name.items()})  # as it is shown
 

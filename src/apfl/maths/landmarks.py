@@ -151,6 +151,10 @@ class LandmarkMap:
         folded: Tensor = torch.linalg.solve_triangular(self._factor.T, weights, upper=True)
         return folded.contiguous()  # as it comes back from disk: the memory order decides the last bit of a product
 
+    def unfold(self, folded: Tensor) -> Tensor:
+        """W = L'A, back from `fold`."""
+        return self._factor.T @ folded
+
     def packed(self) -> Tensor:
         """The points without gaps, uint8: as they travel and stand in files."""
         points = self.points.cpu().reshape(-1).numpy().astype(np.int64)

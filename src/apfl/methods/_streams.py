@@ -43,6 +43,7 @@ __all__ = [
     "Summed",
     "draw_landmarks",
     "folded",
+    "landmark_origin",
     "landmark_streams",
     "public_origin",
     "summed_landmarks",
@@ -114,7 +115,7 @@ def landmark_streams(
 
     Integers tell the clients' ``repeats`` too.
     """
-    origin = _origin(clients, normalise, source, bits, seed)
+    origin = landmark_origin(clients, normalise, source, bits, seed)
     drawn, columns = draw_landmarks(d, seed, origin.spread, clients[0].features)
     summed = summed_landmarks(clients, n_classes, normalise, drawn, columns if bits else None, bits, seed, repeats)
     landmarks = {"landmarks": landmarks_bytes(drawn.width, drawn.n_in, mean_squares=bits > 0)}
@@ -141,7 +142,8 @@ class _Origin:
     account: dict[str, Any] = field(default_factory=dict)
 
 
-def _origin(clients: Sequence[Shard], normalise: Normaliser, source: str, bits: int, seed: int) -> _Origin:
+def landmark_origin(clients: Sequence[Shard], normalise: Normaliser, source: str, bits: int, seed: int) -> _Origin:
+    """Where the landmarks of these clients come from, and what that costs."""
     features = clients[0].features
     if source != "federation":
         return public_origin(normalise, source, features)

@@ -113,8 +113,22 @@ class APFL(Method):
             )
         if self.bits not in (0, "auto") and self.map != "landmarks":
             raise InputError(f"bits={self.bits} with map='random': only rows of the landmark map have a bounded length")
+        if self.map == "landmarks":
+            self._check_one_map()
         if self.private:
             check_private(self.map, self.landmarks, self.integers([1]), self.normalise)
+
+    def _check_one_map(self) -> None:
+        """Refuse what only random maps have, which would do nothing."""
+        given = {name: getattr(self, name) for name in ("activation_primary", "activation_refinement", "intercept")}
+        if self.d_refinement != self.d_primary:
+            given["d_refinement"] = self.d_refinement
+        for name, value in given.items():
+            if value != getattr(APFL, name):
+                raise InputError(
+                    f"{name}={value} with map='landmarks' given: both streams have one map of d_primary landmarks, "
+                    "without activation and intercept. Leave the setting out, or use map='random'"
+                )
 
     @property
     def private(self) -> bool:

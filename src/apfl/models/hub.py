@@ -159,9 +159,10 @@ def revealed(model: ClientModel) -> str:
         told.append("the mean and the covariance of the rows of all clients, roughly, by its landmarks")
     if "prior" in tensors:
         told.append("how often the client has each class")
-    if {"refinement", "weights", "weight"} & set(tensors):
+    shared = "primary" in tensors or ("points" in tensors and not {"client"} & set(model.about) and model.prior is None)
+    if {"refinement", "weight"} & set(tensors) or ("weights" in tensors and not shared):
         told.append("weights fitted to the client's own rows, by which others can test whether a row was among them")
-    if "primary" in tensors:
+    if shared:
         told.append("the shared stream, a function of the sums over all clients")
     return f"The model file holds {'; '.join(told)}."
 

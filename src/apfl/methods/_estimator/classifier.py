@@ -23,10 +23,10 @@ from apfl.maths.ridge import Statistics
 from apfl.methods import load_method
 from apfl.methods._estimator.client_rows import ALONE, no_clients, rows_by_name, scores_and_reasons, seed_of, tensor
 from apfl.methods._estimator.files import Filed
-from apfl.methods._estimator.fitted import Fitted, begin
+from apfl.methods._estimator.fitted import Fitted, Stream, begin, encode
 from apfl.methods._estimator.reading import by_client, mind, read, read_one
 from apfl.methods.apfl import APFL
-from apfl.models.dual_stream import DualStream
+from apfl.models.landmark import LandmarkModel
 from apfl.models.undecided import in_words
 
 __all__ = ["APFLClassifier"]
@@ -122,6 +122,8 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         activations: str | tuple[str, str] = APFL.activation_primary,
         normalise: str = APFL.normalise,
         intercept: bool = APFL.intercept,
+        map: str = APFL.map,
+        landmarks: str = APFL.landmarks,
         keep_rows: bool = True,
         client_column: int | str | None = None,
         unknown: str = "warn",
@@ -138,6 +140,8 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.activations = activations
         self.normalise = normalise
         self.intercept = intercept
+        self.map = map
+        self.landmarks = landmarks
         self.keep_rows = keep_rows
         self.client_column = client_column
         self.unknown = unknown
@@ -155,7 +159,7 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         with self._all_or_nothing():
             X, y, names = read(self, X, clients, y, reset=True)
             check_classification_targets(y)
-            return self._join(self._begin(X, np.unique(y)), X, y, names, groups)
+            return self._begin(np.unique(y), X, y, names, groups)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, clients: Any = None, groups: Any = None) -> Self:
         """Add rows, of clients already there or of new ones; with the same maps, the result equals fitting all at once.
@@ -171,8 +175,9 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 self._check_sums()
             X, y, names = read(self, X, clients, y, reset=first)
             check_classification_targets(y)
-            state = self._begin(X, np.unique(y) if classes is None else np.unique(classes)) if first else self._fitted
-            return self._join(state, X, y, names, groups)
+            if first:
+                return self._begin(np.unique(y if classes is None else classes), X, y, names, groups)
+            return self._join(self._fitted, X, y, names, groups)
 
     def add_client(self, client: Hashable, X: Any, y: Any, groups: Any = None) -> Self:
         """Add a client with its rows: with the maps there are, exactly as if it had been there from the start.
@@ -207,7 +212,7 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Fit clients' refinements again, to the present primary, from rows that were not kept (all of them)."""
         self._check_sums()
         X, y, names = read(self, X, clients, y)
-        given = dict(by_client(self._fitted, X, y, names, groups))
+        given = dict(by_client(self._fitted.classes, X, y, names, groups))
         for client, rows in given.items():
             if client not in self._fitted.models:
                 raise InputError(f"{no_clients([client], self.clients_)}; use add_client for a new one")
@@ -238,7 +243,7 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         refuse_missing("labels", y)
         return float(accuracy_score(y, self.predict(X, clients), sample_weight=sample_weight))
 
-    def model(self, client: Hashable = ALONE) -> DualStream:
+    def model(self, client: Hashable = ALONE) -> Stream:
         """The model of one client, to save or deploy; of None, the primary stream that all clients share.
 
         A client that was not fitted is refused, unless ``unknown="shared"`` gives it the shared stream too.
@@ -260,7 +265,10 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     @property
     def primary_(self) -> np.ndarray:
-        return self._model(None).primary.numpy()
+        shared = self._model(None)
+        if isinstance(shared, LandmarkModel):
+            return shared.feature_map.unfold(shared.weights).numpy()
+        return shared.primary.numpy()
 
     @property
     def statistics_(self) -> Statistics:
@@ -297,15 +305,17 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 "or leave. Fit it anew, or keep the fitted object with pickle"
             )
 
-    def _begin(self, X: np.ndarray, classes: np.ndarray) -> Fitted:
-        """Classes, maps and normalisation, and no client yet."""
+    def _begin(self, classes: np.ndarray, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any) -> Self:
+        """Fix classes, maps and normalisation by the first rows, and fit these."""
         activations = (self.activations,) * 2 if isinstance(self.activations, str) else self.activations
-        return begin(X, classes, self._method(), activations, seed_of(self.random_state), self.keep_rows)
+        method, new = self._method(), dict(by_client(classes, X, y, names, groups))
+        state = begin(classes, [*new.values()], method, activations, seed_of(self.random_state), self.keep_rows)
+        self._fitted = state.joined(new, method)
+        return self
 
     def _join(self, state: Fitted, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any) -> Self:
         """Add rows to the sums and to their clients, then publish."""
-        method = self._method()
-        self._fitted = state.joined(dict(by_client(state, X, y, names, groups)), method)
+        self._fitted = state.joined(dict(by_client(state.classes, X, y, names, groups)), self._method())
         return self
 
     def _brought(self, client: Hashable, X: Any, y: Any) -> Shard:
@@ -313,7 +323,7 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if X is None or y is None:
             raise InputError(f"the rows of client {client!r} were not kept (keep_rows=False): give its X and y")
         X, y, _ = read_one(self, client, X, y)
-        rows = Shard(tensor(X), self._fitted.encode(y), None)
+        rows = Shard(tensor(X), encode(y, self._fitted.classes), None)
         self._check_same(client, rows)
         return rows
 
@@ -323,12 +333,14 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _method(self) -> APFL:
         """The settings as the method checks them."""
-        names = "d_primary d_refinement gamma beta balance tau scope refinement normalise intercept"
-        method = load_method("apfl", **{name: getattr(self, name) for name in names.split()})
+        names = "d_primary d_refinement gamma beta balance tau scope refinement normalise intercept map landmarks"
+        activations = (self.activations,) * 2 if isinstance(self.activations, str) else self.activations
+        of_maps = dict(zip(("activation_primary", "activation_refinement"), activations, strict=True))
+        method = load_method("apfl", **{name: getattr(self, name) for name in names.split()}, **of_maps, bits=0)
         assert isinstance(method, APFL)
         return method
 
-    def _model(self, client: Hashable) -> DualStream:
+    def _model(self, client: Hashable) -> Stream:
         """The client's model, or the shared stream."""
         shared = self._fitted.shared
         assert shared is not None, "nothing is published before there are rows"

@@ -16,6 +16,7 @@ from apfl.data.federation import Shard
 from apfl.data.missing import as_array, refuse_missing
 from apfl.errors import InputError, unknown
 from apfl.models.dual_stream import DualStream
+from apfl.models.landmark import LandmarkModel
 from apfl.models.undecided import undecided
 
 __all__ = [
@@ -163,7 +164,7 @@ def group_code(group: Hashable) -> int:
     return int.from_bytes(hashlib.sha256(repr(group).encode()).digest()[:7])
 
 
-def scores_and_reasons(model: DualStream, features: Tensor) -> tuple[Tensor, Tensor]:
+def scores_and_reasons(model: DualStream | LandmarkModel, features: Tensor) -> tuple[Tensor, Tensor]:
     """Scores (n, c), always finite, and why a row has no decision (n,): such a row scores the local prior, or zeros."""
     scores = model.scores(features)
     reasons = undecided(model, features, scores)

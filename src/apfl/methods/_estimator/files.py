@@ -19,11 +19,13 @@ from sklearn.utils.validation import check_is_fitted
 from apfl.errors import InputError
 from apfl.files import replacing
 from apfl.methods._estimator.client_rows import no_clients
-from apfl.methods._estimator.fitted import Fitted
+from apfl.methods._estimator.fitted import Fitted, Stream
+from apfl.methods._streams import Map
 from apfl.models import hub
 from apfl.models.dual_stream import DualStream
-from apfl.models.file import FORMAT_VERSION, model_file
+from apfl.models.file import FORMAT_VERSION, load_model, model_file
 from apfl.models.hub import Card, revealed
+from apfl.models.landmark import LandmarkModel
 
 __all__ = ["Filed"]
 
@@ -143,9 +145,10 @@ def _load(make: Callable[..., Classifier], folder: Path) -> Classifier:
         params, classes = dict(index["params"]), index["classes"]
         if isinstance(params["activations"], list):  # JSON has no tuples
             params["activations"] = tuple(params["activations"])
+        params.setdefault("map", "random")  # before there were landmarks
         classifier: Any = make(**params)
-        shared = DualStream.load(folder / "shared.safetensors")
-        models = {client: DualStream.load(_inside(folder, file)) for client, file in index["clients"]}
+        shared = _stream(folder / "shared.safetensors")
+        models = {client: _stream(_inside(folder, file)) for client, file in index["clients"]}
         # The values come first: texts of any length, or numbers.
         values = np.array(classes["values"], dtype=np.dtype(classes["dtype"]))
         classifier.n_features_in_ = int(index["n_features_in"])
@@ -156,12 +159,26 @@ def _load(make: Callable[..., Classifier], folder: Path) -> Classifier:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{folder / INDEX} is damaged ({error!r}); save the classifier again") from error
-    maps = next((model.refinement_map for model in models.values() if model.refinement_map), shared.primary_map)
     classifier._fitted = Fitted(
-        values, shared.normaliser, (shared.primary_map, maps), classifier.keep_rows, shared=shared, models=models,
+        values, shared.normaliser, _maps(shared, models.values()), classifier.keep_rows, shared=shared, models=models,
         account=account,
     )  # fmt: skip
     return classifier  # type: ignore[no-any-return]
+
+
+def _stream(path: Path) -> Stream:
+    model = load_model(path)
+    if not isinstance(model, DualStream | LandmarkModel):
+        raise InputError(f"{path} is no model of a classifier; save the classifier again")
+    return model
+
+
+def _maps(shared: Stream, models: Iterable[Stream]) -> tuple[Map, Map]:
+    """Those of both streams."""
+    if isinstance(shared, LandmarkModel):
+        return shared.feature_map, shared.feature_map
+    found = (model.refinement_map for model in models if isinstance(model, DualStream) and model.refinement_map)
+    return shared.primary_map, next(found, shared.primary_map)
 
 
 def _inside(folder: Path, file: str) -> Path:

@@ -6,7 +6,7 @@ models       fitted again whenever the sums change, for the clients whose rows a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,15 +21,20 @@ from apfl.errors import InputError
 from apfl.maths.leaveout import leaving, with_copies
 from apfl.maths.machine import over_clients
 from apfl.maths.maps import FeatureMap
-from apfl.maths.normalise import Normaliser, check_features, described, normaliser
-from apfl.maths.personalise import Primary, Rows, personalise, solve_primary
+from apfl.maths.normalise import Normaliser, check_features
+from apfl.maths.personalise import Personal, Primary, Rows, personalise, solve_primary
 from apfl.maths.ridge import Statistics, one_hot, statistics, total
-from apfl.methods._analytic import stream_maps
-from apfl.methods._estimator.client_rows import digest, tensor
+from apfl.methods._analytic import shared_normaliser, stream_maps
+from apfl.methods._estimator.client_rows import digest
+from apfl.methods._pilot import pilot
+from apfl.methods._streams import Map, draw_landmarks, landmark_origin
 from apfl.methods.apfl import APFL
 from apfl.models.dual_stream import DualStream
+from apfl.models.landmark import LandmarkModel
 
-__all__ = ["Fitted", "begin"]
+__all__ = ["Fitted", "Stream", "begin", "encode"]
+
+Stream = DualStream | LandmarkModel  # a client's model, or the primary stream alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,14 +43,15 @@ class Fitted:
 
     classes: np.ndarray
     normaliser: Normaliser
-    maps: tuple[FeatureMap, FeatureMap]
+    maps: tuple[Map, Map]  # of landmarks there is one, for both streams
     keep_rows: bool
     statistics: Statistics | None = None  # None before the first rows, and in what was loaded from a file
-    shared: DualStream | None = None  # the primary stream alone
-    models: Mapping[Hashable, DualStream] = field(default_factory=dict)
+    shared: Stream | None = None  # the primary stream alone
+    models: Mapping[Hashable, Stream] = field(default_factory=dict)
     rows: Mapping[Hashable, Shard] = field(default_factory=dict)  # of the clients whose rows were kept
     digests: Mapping[Hashable, str] = field(default_factory=dict)  # of the rows of the others
     account: Mapping[str, Any] = field(default_factory=dict)  # the settings that were chosen
+    begun: Mapping[str, Any] = field(default_factory=dict)  # what chose the normalisation and the landmarks
 
     def joined(self, new: Mapping[Hashable, Shard], method: APFL) -> Fitted:
         """With more rows, of clients that are there or of new ones."""
@@ -84,23 +90,12 @@ class Fitted:
         if at_hand:
             fitted, account, temperature = self._fit_clients(at_hand, primary, method)
             models |= fitted
-        shared = DualStream(self.maps[0], primary.weights, normaliser=self.normaliser, temperature=temperature)
+        shared = replace(self._stream(primary.weights), temperature=temperature)
         return replace(self, shared=shared, models=models, account=account)
 
     def same_rows(self, client: Hashable, rows: Shard) -> bool:
         """Whether these are the rows that the client joined with, as far as is known."""
         return client not in self.digests or digest(rows, self.classes) == self.digests[client]
-
-    def encode(self, labels: np.ndarray) -> Tensor:
-        """Labels (n,) as places in the classes."""
-        index = np.searchsorted(self.classes, labels).clip(max=len(self.classes) - 1)
-        if not np.array_equal(self.classes[index], labels):
-            strange = labels[self.classes[index] != labels][0]
-            raise InputError(
-                f"label {_plain(strange)!r} is not among the classes {self.classes.tolist()}; name them all in the "
-                "first call (classes=), or bring it with a new client (add_client)"
-            )
-        return torch.from_numpy(index)
 
     def with_classes_of(self, labels: np.ndarray) -> Fitted:
         """With the classes of these labels too: zero columns in the sums, as if they had been known from the start.
@@ -135,9 +130,24 @@ class Fitted:
         copies = leaving(rows.features, rows.labels, None).copies
         return with_copies(statistics(phi, one_hot(rows.labels, len(self.classes))), rows.features, copies)
 
+    def _stream(self, primary: Tensor, own: Personal | None = None) -> Stream:
+        """The model of a client with this refinement, or the primary alone."""
+        primary_map, refinement_map = self.maps
+        if isinstance(primary_map, FeatureMap) and isinstance(refinement_map, FeatureMap):
+            if own is None:
+                return DualStream(primary_map, primary, normaliser=self.normaliser)
+            return DualStream(
+                primary_map, primary, refinement_map, own.refinement, own.balance, self.normaliser, prior=own.prior
+            )
+        assert not isinstance(primary_map, FeatureMap), "one map of landmarks for both streams"
+        if own is None:
+            return LandmarkModel(primary_map, primary_map.fold(primary), self.normaliser)
+        weights = primary_map.fold(primary + own.balance * own.refinement)
+        return LandmarkModel(primary_map, weights, self.normaliser, prior=own.prior)
+
     def _fit_clients(
         self, at_hand: Mapping[Hashable, Shard], primary: Primary, method: APFL
-    ) -> tuple[dict[Hashable, DualStream], Mapping[str, Any], float]:
+    ) -> tuple[dict[Hashable, Stream], Mapping[str, Any], float]:
         """Models of these clients, what was chosen, and the temperature of the primary alone."""
         clients = list(at_hand)
 
@@ -145,7 +155,8 @@ class Fitted:
             rows = at_hand[clients[k]]
             z = self.normaliser(rows.features)
             together = leaving(rows.features, rows.labels, rows.groups)
-            return Rows(self.maps[0](z), self.maps[1](z), rows.labels, *together)
+            phi = self.maps[0](z)
+            return Rows(phi, phi if self.maps[1] is self.maps[0] else self.maps[1](z), rows.labels, *together)
 
         made = personalise(
             rows_of,
@@ -161,22 +172,48 @@ class Fitted:
         pairs = list(zip(made.clients, made.scores, strict=True))
         temperature = _temperature(torch.cat([left.at(own.setting) for own, left in pairs]).numpy(), labels)
         models = {
-            client: DualStream(
-                self.maps[0], primary.weights, self.maps[1], own.refinement, own.balance, self.normaliser,
-                temperature=temperature, prior=own.prior, about={"client": str(client)},
-            )
+            client: replace(self._stream(primary.weights, own), temperature=temperature, about={"client": str(client)})
             for client, own in zip(clients, made.clients, strict=True)
-        }  # fmt: skip
-        return models, made.account, _temperature(torch.cat([left.alone for left in made.scores]).numpy(), labels)
+        }
+        account = {**self.begun, **made.account, "normalise": self.normaliser.how}
+        return models, account, _temperature(torch.cat([left.alone for left in made.scores]).numpy(), labels)
 
 
 def begin(
-    X: np.ndarray, classes: np.ndarray, method: APFL, activations: tuple[str, str], seed: int, keep_rows: bool
+    classes: np.ndarray,
+    clients: Sequence[Shard],
+    method: APFL,
+    activations: tuple[str, str],
+    seed: int,
+    keep_rows: bool,
 ) -> Fitted:
-    """Maps and normalisation for rows like these; no client has joined yet."""
-    normalise = normaliser(method.normalise, described(method.normalise, tensor(X)))
-    maps = stream_maps(tensor(X[:1]), normalise, method.widths(*X.shape), activations, seed, method.intercept)
-    return Fitted(classes, normalise, maps, keep_rows)
+    """Maps and normalisation for clients like these; none has joined yet."""
+    n_rows, features = sum(map(len, clients)), clients[0].features
+    widths = method.widths(n_rows, features.shape[1])
+    if method.map == "random":
+        normalise = shared_normaliser(method.normalise, clients)
+        maps = stream_maps(features[:1], normalise, widths, activations, seed, method.intercept)
+        return Fitted(classes, normalise, maps, keep_rows)
+    if method.normalise == "auto":
+        first = pilot(clients, len(classes), method.choice, method.gamma, 0, 0, seed)
+        normalise, account = first.normalise, {"pilot": first.account}
+    else:
+        normalise, account = shared_normaliser(method.normalise, clients), {}
+    origin = landmark_origin(clients, normalise, method.landmarks, 0, seed)
+    drawn, _ = draw_landmarks(widths[0], seed, origin.spread, features)
+    return Fitted(classes, normalise, (drawn, drawn), keep_rows, begun=account | origin.account)
+
+
+def encode(labels: np.ndarray, classes: np.ndarray) -> Tensor:
+    """Labels (n,) as places in the classes."""
+    index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    if not np.array_equal(classes[index], labels):
+        strange = labels[classes[index] != labels][0]
+        raise InputError(
+            f"label {_plain(strange)!r} is not among the classes {classes.tolist()}; name them all in the first call "
+            "(classes=), or bring it with a new client (add_client)"
+        )
+    return torch.from_numpy(index)
 
 
 def _temperature(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -196,12 +233,15 @@ def _spread(columns: Tensor, place: Tensor, n_classes: int, fill: float = 0.0) -
     return wide
 
 
-def _ruling_out(model: DualStream, place: Tensor, n_classes: int) -> DualStream:
+def _ruling_out(model: Stream, place: Tensor, n_classes: int) -> Stream:
     """The same model with more classes, none of which it names."""
-    prior = torch.zeros(model.primary.shape[1], dtype=torch.float64) if model.prior is None else model.prior
+    weights = model.weights if isinstance(model, LandmarkModel) else model.primary
+    prior = torch.zeros(weights.shape[1], dtype=torch.float64) if model.prior is None else model.prior
+    prior, wide = _spread(prior, place, n_classes, -torch.inf), _spread(weights, place, n_classes)
+    if isinstance(model, LandmarkModel):
+        return replace(model, weights=wide, prior=prior)
     refinement = None if model.refinement is None else _spread(model.refinement, place, n_classes)
-    primary = _spread(model.primary, place, n_classes)
-    return replace(model, primary=primary, refinement=refinement, prior=_spread(prior, place, n_classes, -torch.inf))
+    return replace(model, primary=wide, refinement=refinement, prior=prior)
 
 
 def _is_text(labels: np.ndarray) -> bool:

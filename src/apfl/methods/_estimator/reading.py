@@ -24,7 +24,7 @@ from apfl.methods._estimator.client_rows import (
     take_out,
     tensor,
 )
-from apfl.methods._estimator.fitted import Fitted
+from apfl.methods._estimator.fitted import encode
 
 __all__ = ["by_client", "mind", "read", "read_one"]
 
@@ -69,10 +69,10 @@ def read_one(estimator: Any, client: Hashable, X: Any, y: Any) -> tuple[np.ndarr
 
 
 def by_client(
-    state: Fitted, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any
+    classes: np.ndarray, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any
 ) -> Iterator[tuple[Hashable, Shard]]:
     """Each client with its rows."""
-    labels = state.encode(y)
+    labels = encode(y, classes)
     codes = None
     if groups is not None:
         # A group is known by its name, so that rows added later join it.
