@@ -92,7 +92,7 @@ class APFL(Method):
     activation_refinement: Activation = "hardswish"
     intercept: bool = False
     normalise: Normalise | Auto = "auto"
-    map: Literal["random", "landmarks"] = "landmarks"  # landmarks: one map for both streams (`apfl.maths.landmarks`)
+    map: Literal["random", "landmarks"] = "random"  # landmarks: one map for both streams (`apfl.maths.landmarks`)
     landmarks: str = "federation"  # drawn from everyone's moments, from nobody's (free), or from those of a public FILE
     bits: Bits | Auto = "auto"  # of an entry of the statistics; auto: as few as do no harm; 0: float64
     epsilon: Positive | Literal["none"] = "none"  # of what is released, unit one row; needs public landmarks

@@ -159,7 +159,7 @@ def revealed(model: ClientModel) -> str:
         told.append("the mean and the covariance of the rows of all clients, roughly, by its landmarks")
     if "prior" in tensors:
         told.append("how often the client has each class")
-    shared = "primary" in tensors or ("points" in tensors and not {"client"} & set(model.about) and model.prior is None)
+    shared = "primary" in tensors or ("points" in tensors and not {"client", "prior"} & {*model.about, *tensors})
     if {"refinement", "weight"} & set(tensors) or ("weights" in tensors and not shared):
         told.append("weights fitted to the client's own rows, by which others can test whether a row was among them")
     if shared:
