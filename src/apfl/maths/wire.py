@@ -156,8 +156,8 @@ def from_message(received: Mapping[str, Tensor]) -> Statistics:
 def to_columns(values: Tensor) -> tuple[Tensor, Tensor]:
     """Integers of 16 bits (d, c), and the scale of each column in single precision (c,).
 
-    No entry is wrong by more than half the scale, s / 2 = max |column| / 65534. So no product phi'G of a row at most 1
-    long is wrong by more than sqrt(d) s / 2.
+    No entry is wrong by more than half the scale, s / 2, which is 1 / 65534 of the largest in its column. So no product
+    phi'G of a row at most 1 long is wrong by more than sqrt(d) s / 2.
 
     >>> integers, scale = to_columns(torch.tensor([[1.0, 0.0], [-0.5, 0.0]], dtype=torch.float64))
     >>> integers.tolist(), scale.tolist()[1], from_columns(integers, scale)[1, 0].item()
