@@ -107,16 +107,26 @@ def test_the_primary_is_central_ridge(federation):
     assert answers(federation, "statistics") == dict.fromkeys("abcd", 1)
 
 
+# Rows from a file are in single precision. The method works on several clients at once, which sums their products in
+# another order than a site by itself: what follows agrees to the digits of single precision.
+SINGLE = 1e-4
+
+
+def assert_same_refinement(own: DualStream, expected: DualStream) -> None:
+    largest = float(expected.refinement.abs().max())
+    torch.testing.assert_close(own.refinement, expected.refinement, rtol=0, atol=SINGLE * largest)
+
+
 def test_personal_models_are_those_of_the_method(federation):
     shards = [federation.train[name] for name in "abcd"]
     *_, last = APFL(d_primary=256).rounds(shards, len(CLASSES), 0)
     for name, expected in zip("abcd", last.models, strict=True):
         own = model_of(federation, name)
         torch.testing.assert_close(own.primary, expected.primary, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(own.refinement, expected.refinement, rtol=1e-9, atol=1e-9)
+        assert_same_refinement(own, expected)
         assert own.balance == expected.balance
         test = federation.test[name].features
-        torch.testing.assert_close(own.scores(test), expected.scores(test), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(own.scores(test), expected.scores(test), rtol=0, atol=SINGLE)
 
 
 def test_byte_counts_are_what_was_sent(federation):
@@ -312,7 +322,7 @@ def test_the_server_killed_in_every_phase(tmp_path):
             assert asked_after_accepted(w, phase) == [], phase
         *_, last = APFL(d_primary=256).rounds([w.train[name] for name in "abcd"], len(CLASSES), 0)
         for name, expected in zip("abcd", last.models, strict=True):
-            torch.testing.assert_close(model_of(w, name).refinement, expected.refinement, rtol=1e-9, atol=1e-9)
+            assert_same_refinement(model_of(w, name), expected)
 
 
 def test_a_site_that_answers_twice_counts_once_and_leaves_by_sending_again(tmp_path):
@@ -346,5 +356,5 @@ def test_the_simulation_engine_gives_the_models_of_the_method(tmp_path):
     for number, expected in enumerate(last.models):
         name = f"site-{number:03d}"
         own = DualStream.load(folder / "sites" / name / "simulated" / name / "model.safetensors")
-        torch.testing.assert_close(own.refinement, expected.refinement, rtol=1e-9, atol=1e-9)
+        assert_same_refinement(own, expected)
         torch.testing.assert_close(own.primary, expected.primary, rtol=1e-9, atol=1e-9)
