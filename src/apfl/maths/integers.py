@@ -60,7 +60,7 @@ ROOM = 4.0  # correlations of a client's columns, in units of the mean squares t
 DIAGONAL_BITS = 32
 CROSS_BITS = 4  # more than those of T'T: the primary is linear in T'Y, and its entries are few
 FAILS = 1e-9  # the probability that an error passes its bound
-HIDDEN = 0.3  # of the smallest eigenvalue that rows are expected to have may be lost to rounding
+HIDDEN = 0.15  # of the smallest eigenvalue that rows are expected to have may be lost to rounding
 LEAST = 0.02  # of N, what is taken for that eigenvalue at least: the ridge hides smaller ones anyway
 FEWEST, MOST = 8, 20  # bits that are chosen
 DIAGONAL_ROOM = 64.0  # a client's column may have so many times the mean square that is expected of it
@@ -334,7 +334,7 @@ def bits_for(n_samples: int, n_clients: int, most_rows: int, width: int) -> int:
     columns.
 
     >>> bits_for(45_000, 50, 2_000, 6144), bits_for(7_500, 20, 1_000, 4096), bits_for(1_350, 10, 300, 256)
-    (11, 14, 10)
+    (12, 15, 11)
     """
     smallest = max(LEAST, max(0.0, 1 - math.sqrt(width / max(n_samples, 1))) ** 2) * n_samples
     error = 2 * math.sqrt(n_clients * width / 6) * ROOM * most_rows  # with a step of 1 / 2^(bits - 1) of the range
