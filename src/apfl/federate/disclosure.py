@@ -19,7 +19,7 @@ from apfl.maths.leaveout import ECHO
 from apfl.maths.normalise import check_features, needs_moments
 from apfl.maths.wire import form_for, statistics_shapes
 
-__all__ = ["WhatLeaves", "names_under", "select", "what_leaves", "without_classes"]
+__all__ = ["WhatLeaves", "names_under", "of_large_classes", "select", "what_leaves", "without_classes"]
 
 
 NEVER = "never: rows, images, labels of single rows, the personal model; metrics only if you say so"
@@ -45,16 +45,16 @@ def select(train: Shard, class_names: Sequence[str], terms: Terms) -> Shard:
 
 def _shared(labels: Tensor, terms: Terms) -> Tensor:
     """Which rows the federation may have, bool (n,): classes of enough rows, and no more rows than the cap."""
-    shared = _of_large_classes(torch.ones_like(labels, dtype=torch.bool), labels, terms)
+    shared = of_large_classes(torch.ones_like(labels, dtype=torch.bool), labels, terms)
     if terms.row_limit is None or int(shared.sum()) <= terms.row_limit:
         return shared
     places = np.random.default_rng(terms.seed).permutation(shared.nonzero()[:, 0].numpy())  # the same at every call
     drawn = torch.zeros_like(shared)
     drawn[torch.from_numpy(places[: terms.row_limit])] = True
-    return _of_large_classes(drawn, labels, terms)
+    return of_large_classes(drawn, labels, terms)
 
 
-def _of_large_classes(among: Tensor, labels: Tensor, terms: Terms) -> Tensor:
+def of_large_classes(among: Tensor, labels: Tensor, terms: Terms) -> Tensor:
     """Those of the rows ``among`` whose class has at least ``min_per_class`` of them."""
     counts = torch.bincount(labels[among], minlength=int(labels.max()) + 1)
     return among & (counts >= terms.min_per_class)[labels]
