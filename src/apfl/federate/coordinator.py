@@ -95,7 +95,13 @@ class Coordinator:
         if self._piloting.terms is None:
             if not self.draft.pilots:
                 raise InputError("these terms state the normalisation, so no pilot chooses it")
-            self._piloting.begin(self._usable()[0], self._keep)
+            kept, left_out = self._usable()
+
+            def keep(terms: Terms) -> None:
+                intake.leave_out(self.ledger, left_out)
+                self._keep("trial", terms)
+
+            self._piloting.begin(kept, keep)
         assert self._piloting.terms is not None
         return self._piloting.terms.to_json().encode()
 
@@ -122,10 +128,8 @@ class Coordinator:
         """Take a client's left-out hits under every normalisation."""
         return self._written_down("pilot table", data, sender, lambda: self._piloting.take_table(data, sender))
 
-    def restart_pilot(self) -> None:
-        """A pilot under way begins anew, after a client left that had a part in it."""
-        with self.ledger.transaction():
-            files = self.ledger.restart_pilot()
+    def restart_pilot(self, files: Sequence[str]) -> None:
+        """A pilot under way begins anew, after a client left that had a part in it; the ledger has these files left."""
         if files:
             self._piloting.restarted()
             self.ledger.blobs.remove(files)
@@ -213,8 +217,8 @@ class Coordinator:
         self.ledger.put(what, terms.to_json())
         self.ledger.put(f"{what}_digest", terms.digest)
         event = {"terms": "settled", "outline": "outlined", "trial": "piloting"}[what]
-        width = {} if terms.trying else {"width": terms.width}
-        self.ledger.event(event, classes=terms.n_classes, digest=terms.digest, **width)
+        width = None if terms.trying else terms.width
+        self.ledger.event(event, width=width, classes=terms.n_classes, digest=terms.digest)
 
     def _open_pool(self, terms: Terms) -> Pool:
         return Pool(self.ledger, terms, load_landmarks(self.ledger, terms))

@@ -77,7 +77,8 @@ def leave(coordinator: Coordinator, client: str, data: bytes | None, *, forget: 
     if row is None:
         with ledger.transaction():
             ledger.erase(client, forget=forget)
-        coordinator.restart_pilot()  # what is tried comes from its moments too
+            files = ledger.restart_pilot() if described else []  # what is tried comes from its moments too
+        coordinator.restart_pilot(files)
     else:
         sha256, n = row["sha256"], row["n"]
         files = [each["blob"] for each in (*publications, row) if each["blob"]]

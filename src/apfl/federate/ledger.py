@@ -29,7 +29,7 @@ from apfl.federate.blobs import Blobs, FolderError
 from apfl.federate.wire import sha256
 from apfl.files import check_room, hold
 
-__all__ = ["Ledger", "Row"]
+__all__ = ["Ledger", "Part", "Row"]
 
 log = logging.getLogger(__name__)
 

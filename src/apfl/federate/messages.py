@@ -57,7 +57,7 @@ def open_description(data: bytes, draft: Terms) -> Description:
             extra = {"sums": (("F64",), size), "squares": (("F64",), size), "sizes": (("F64",), (3,))}
         if draft.pilots:
             more = ("root_sums", "root_squares", "row_sums", "row_squares")
-            extra = {**extra, **{name: (("F64",), size) for name in more}}
+            extra = {**extra, **dict.fromkeys(more, (("F64",), size))}
         return {"n": (("I64",), ()), **extra}
 
     header, tensors = unseal("description", data, expected)

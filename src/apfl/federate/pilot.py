@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import add
 from typing import Any
 
@@ -120,6 +120,7 @@ def seal_question(terms: Terms, n_all: int, described: Sequence[Description]) ->
     return seal(QUESTION, header, tensors)
 
 
+@lru_cache(maxsize=2)  # nearly always the same, and a map takes a while to draw
 def open_question(data: bytes, terms: Terms) -> Question:
     """What these terms try; every map is drawn here, and checked against its fingerprint."""
 
@@ -155,7 +156,9 @@ _WHAT = ("sums", "squares")
 
 def _sums(shared: Described) -> dict[str, Tensor]:
     parts = zip(SETS, (shared.features, shared.root, shared.row), strict=True)
-    return {f"{of}_{what}": values for of, own in parts for what, values in zip(_WHAT, (own.sums, own.squares))}
+    return {
+        name: sums for of, own in parts for name, sums in ((f"{of}_sums", own.sums), (f"{of}_squares", own.squares))
+    }
 
 
 def _described(n: int, tensors: Mapping[str, Tensor]) -> Described:

@@ -15,7 +15,7 @@ import numpy as np
 
 from apfl.errors import InputError
 from apfl.federate.intake import Receipt, same_client
-from apfl.federate.ledger import Ledger, Row
+from apfl.federate.ledger import Ledger, Part, Row
 from apfl.federate.pilot import (
     Primaries,
     Question,
@@ -33,7 +33,6 @@ from apfl.maths.pilot import judge
 __all__ = ["Choice", "Piloting", "Stage"]
 
 Stage = Literal["", "statistics", "tables"]  # what the pilot waits for; nothing before it begins and once it is over
-Keep = Callable[[str, Terms], None]
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,11 @@ class Piloting:
 
     # -------------------------------------------------------------------------------------------- asking
 
-    def begin(self, described: Sequence[Description], keep: Keep) -> None:
+    def begin(self, described: Sequence[Description], keep: Callable[[Terms], None]) -> None:
         """Fix what is tried, from these descriptions; ``keep`` writes the terms of the trial down."""
         terms, n_all = trial(self.draft, described)
         data = seal_question(terms, n_all, described)
-        self.ledger.put_pilot("question", data, lambda: keep("trial", terms))
+        self.ledger.put_pilot("question", data, lambda: keep(terms))
         self.terms, self._question = terms, None
 
     def restarted(self) -> None:
@@ -150,7 +149,7 @@ class Piloting:
             raise InputError(f"a table with entries outside 0 to {behind['n']}, the client's rows in the pilot")
         return self._taken(client, "table", digest, behind["n"], data)
 
-    def _known(self, client: str, part: str, digest: str, data: bytes) -> Receipt | None:
+    def _known(self, client: str, part: Part, digest: str, data: bytes) -> Receipt | None:
         before = self._row(client, part)
         if before is None:
             return None
@@ -158,13 +157,13 @@ class Piloting:
             return Receipt("duplicate", client, f"this pilot's {part} count already", digest, len(data))
         raise InputError(f"{client} has sent another {part} for this pilot already")
 
-    def _taken(self, client: str, part: str, digest: str, n: int, data: bytes) -> Receipt:
+    def _taken(self, client: str, part: Part, digest: str, n: int, data: bytes) -> Receipt:
         with self.ledger.transaction():
             self.ledger.write_pilot(client, part, digest, n, data)
             self.ledger.event(f"pilot {part}", client, n=n, bytes=len(data))
         return Receipt("accepted", client, "", digest, len(data))
 
-    def _row(self, client: str, part: str) -> Row | None:
+    def _row(self, client: str, part: Part) -> Row | None:
         return next((row for row in self.ledger.pilots(part) if row["client"] == client), None)
 
     def _primaries(self) -> Primaries:

@@ -41,8 +41,8 @@ __all__ = [
     "kernel",
     "landmark_bits",
     "landmark_map",
-    "rounded_landmarks",
     "no_spread",
+    "rounded_landmarks",
     "spread",
 ]
 
