@@ -54,7 +54,7 @@ def lied(site: Site, draft: Terms, n: int, sizes: list[float]) -> bytes:
 )
 def test_sizes_that_no_rows_have_cost_their_site_only(n, sizes, tmp_path):
     mallory, *sites = make_sites(tmp_path)
-    with Coordinator(tmp_path / "server", Terms("f", method=replace(AUTO, normalise="auto"))) as server:
+    with Coordinator(tmp_path / "server", Terms("f", method=replace(AUTO, map="random", normalise="auto"))) as server:
         began = time.monotonic()
         receipt = server.describe(lied(mallory, server.draft, n, sizes), mallory.name)
         assert receipt.outcome == "refused"

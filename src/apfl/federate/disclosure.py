@@ -174,7 +174,7 @@ class WhatLeaves:
         return [
             f"then, once, for each of {self.pilot} ways of scaling the features: sums of products and sums by class on "
             f"a map of at most {WIDTH} landmarks, of at most {MOST_ROWS:,} rows of all sites",
-            f"then, once, for each of them: counts of left-out rows predicted right, one for each setting. The "
+            "then, once, for each of them: counts of left-out rows predicted right, one for each setting. The "
             "server deletes both when it has chosen one of them",
         ]
 
