@@ -18,6 +18,7 @@ NAMES = ("ant", "bee", "cat")
 FIXED = APFL(map="random", d_primary=40, d_refinement=24, gamma=1.0, beta=1.0, balance=0.5, tau=0.0, normalise="root")
 AUTO = APFL(map="random", d_primary=40, d_refinement=24, normalise="root")
 LANDMARKS = APFL(d_primary=40, map="landmarks", bits=16, normalise="columns")
+PILOT = APFL(d_primary=40, map="landmarks", bits=16, normalise="auto", sketch=16)
 
 
 def draw_shard(n: int, seed: int, n_features: int = 8, dtype: torch.dtype = torch.float64) -> Shard:
@@ -46,6 +47,8 @@ def describe(server: Coordinator, sites: list[Site]) -> bytes:
     """Describe and settle, with landmarks from everyone's moments if there are any; the agreement."""
     for site in sites:
         assert server.describe(site.describe(server.invitation()), site.name).ok
+    if server.draft.pilots:
+        pilot(server, sites)
     if server.draft.landmarked:
         outline = server.outline()
         for site in sites if server.spreading else ():
@@ -55,6 +58,18 @@ def describe(server: Coordinator, sites: list[Site]) -> bytes:
     for site in sites if server.draft.landmarked else ():
         site.keep_landmarks(agreement, server.landmarks())
     return agreement
+
+
+def pilot(server: Coordinator, sites: list[Site]) -> None:
+    """Everyone's statistics and tables of the pilot that chooses the normalisation."""
+    trial = server.trial()
+    for site in sites:
+        receipt = server.pilot_statistics(site.pilot(trial, server.pilot_question()), site.name)
+        assert receipt.ok, receipt
+    primaries = server.pilot_primaries()
+    for site in sites:
+        receipt = server.pilot_table(site.pilot_table(trial, primaries), site.name)
+        assert receipt.ok, receipt
 
 
 def contribute(server: Coordinator, sites: list[Site]) -> bytes:

@@ -32,7 +32,7 @@ from apfl.federate.messages import open_choice
 from apfl.federate.terms import Description, settle
 from apfl.federate.wire import sha256
 from apfl.methods.apfl import APFL
-from tests.federate.federation_toys import AUTO, LANDMARKS, NAMES, make_sites, seen
+from tests.federate.federation_toys import AUTO, LANDMARKS, NAMES, PILOT, make_sites, seen
 
 LEAVES = "site-2"
 SHM = "/dev/shm"
@@ -52,6 +52,23 @@ class Told:
         return self.path.read_text().splitlines() if self.path.exists() else []
 
 
+def drive_pilot(server: Coordinator, sites: list[Site], told: Told, asked: Callable[[str, Site], None]) -> None:
+    """The pilot, from wherever it stands."""
+    trial = server.trial()
+    if server.piloting == "statistics":
+        for site in sites:
+            if site.name not in server.ledger.piloted("statistics"):
+                asked("trial", site)
+                assert server.pilot_statistics(site.pilot(trial, server.pilot_question()), site.name).ok
+                told.note("trial", site.name)
+    primaries = server.pilot_primaries()
+    for site in sites:
+        if site.name not in server.ledger.piloted("table"):
+            asked("hits", site)
+            assert server.pilot_table(site.pilot_table(trial, primaries), site.name).ok
+            told.note("hits", site.name)
+
+
 def drive(
     folder: Path, sites: list[Site], keep: bool, told: Told, on_open: Callable[[Coordinator], None], method: APFL = AUTO
 ) -> Any:
@@ -65,12 +82,14 @@ def drive(
     def asked(what: str, site: Site) -> None:
         assert f"{what} {site.name}" not in told.lines(), f"{site.name} was asked again for its {what}"
 
-    if not (server.settled or server.spreading):
+    if not (server.settled or server.spreading or server.piloting):
         for site in sites:
             if state.get(site.name, {}).get("described") is None:
                 asked("description", site)
                 assert server.describe(site.describe(server.invitation()), site.name).ok
                 told.note("description", site.name)
+    if terms.pilots and not (server.settled or server.spreading):
+        drive_pilot(server, sites, told, asked)
     if terms.landmarked and not server.settled:
         outline = server.outline()
         for site in sites:
@@ -219,5 +238,5 @@ if __name__ == "__main__":
     if what == "memory":
         print(json.dumps(memory(int(rest[0]), int(rest[1]), rest[2] == "keep")))
     else:
-        method = LANDMARKS if "landmarks" in rest else AUTO
+        method = PILOT if "pilot" in rest else LANDMARKS if "landmarks" in rest else AUTO
         print(json.dumps(kill(what, rest[0] == "keep", int(rest[1]), method)))

@@ -47,6 +47,19 @@ def test_a_landmark_federation_killed_at_some_steps(keep):
     assert report["killed"] == report["moments"] >= 8
 
 
+def test_a_pilot_killed_at_some_steps():
+    report = killed("steps", "keep", "131", "pilot")  # 3 times 43 and 2: not the same place of every transaction
+    check(report, "keep")
+    assert report["killed"] == report["moments"] >= 4
+
+
+@pytest.mark.slow
+def test_a_pilot_killed_at_every_third_step():
+    report = killed("steps", "keep", "3", "pilot")
+    check(report, "keep")
+    assert report["killed"] == report["moments"] >= 100
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", ["keep", "sum"])
 def test_killed_at_every_step(keep):

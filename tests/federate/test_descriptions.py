@@ -17,7 +17,7 @@ from apfl.federate.status import status_of
 from apfl.federate.terms import MOST_CLASSES, MOST_WEIGHTS, Description, settle
 from apfl.federate.usable import usable
 from apfl.maths.normalise import Moments
-from tests.federate.federation_toys import AUTO, FIXED, NAMES, contribute, draw_shard, make_sites
+from tests.federate.federation_toys import AUTO, FIXED, NAMES, PILOT, contribute, draw_shard, make_sites
 
 TERMS = Terms("f", method=FIXED)
 
@@ -54,7 +54,7 @@ def lied(site: Site, draft: Terms, n: int, sizes: list[float]) -> bytes:
 )
 def test_sizes_that_no_rows_have_cost_their_site_only(n, sizes, tmp_path):
     mallory, *sites = make_sites(tmp_path)
-    with Coordinator(tmp_path / "server", Terms("f", method=replace(AUTO, normalise="auto"))) as server:
+    with Coordinator(tmp_path / "server", Terms("f", method=replace(AUTO, map="random", normalise="auto"))) as server:
         began = time.monotonic()
         receipt = server.describe(lied(mallory, server.draft, n, sizes), mallory.name)
         assert receipt.outcome == "refused"
@@ -130,7 +130,7 @@ def test_a_site_whose_classes_are_too_many_with_the_others_is_left_out(n_junk, w
         for site in sites:
             assert server.describe(site.describe(server.invitation()), site.name).ok
         with pytest.MonkeyPatch.context() as patched:  # a map so wide takes seconds to draw
-            patched.setattr("apfl.federate.coordinator.settle", lambda draft, kept: settle(TERMS, kept))
+            patched.setattr("apfl.federate.coordinator.settle", lambda draft, kept, how: settle(TERMS, kept))
             server.settle()
         assert server.terms.class_names == NAMES
         (refusal,) = server.status()["refusals"]
@@ -235,13 +235,19 @@ def test_the_width_is_that_of_most_clients_whoever_comes_first(turn, tmp_path):
 
 def test_the_odd_one_has_no_part_in_what_is_settled(tmp_path):
     sites = make_sites(tmp_path)
-    agreements = []
+    agreements, tried = [], []
     for folder, some in (("with", [of_width(tmp_path, "mallory", 7), *sites]), ("without", sites)):
-        with Coordinator(tmp_path / folder, Terms("f", max_share=0.5)) as server:
-            for site in some:
-                assert server.describe(site.describe(server.invitation()), site.name).ok
-            agreements.append(server.settle())
+        for method in (AUTO, PILOT):
+            home = tmp_path / folder / method.normalise
+            with Coordinator(home, Terms("f", max_share=0.5, method=method)) as server:
+                for site in some:
+                    assert server.describe(site.describe(server.invitation()), site.name).ok
+                if server.draft.pilots:
+                    tried.append((server.trial(), server.pilot_question()))
+                else:
+                    agreements.append(server.settle())
     assert agreements[0] == agreements[1]
+    assert tried[0] == tried[1]
 
 
 def test_without_a_majority_the_widths_are_named_and_more_sites_decide(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 from apfl.federate import Coordinator, Terms, status_of
 from apfl.methods.apfl import APFL
-from tests.federate.federation_toys import LANDMARKS, NAMES, draw_shard
+from tests.federate.federation_toys import LANDMARKS, NAMES, PILOT, draw_shard
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'apfl[flower]'")
 
@@ -24,6 +24,8 @@ from apfl.federate.flower.client_app import app
 from apfl.federate.flower.conversation import Conversation, Policy
 from apfl.federate.flower.events import Events
 from tests.federate.test_conversation import RUN, as_sent, identity  # noqa: F401  # a fixture
+
+DECIDED = ("piloting", "tried", "piloted", "outlined", "settled")
 
 
 class Grid:
@@ -105,6 +107,39 @@ def test_moments_then_statistics_and_landmarks_once_for_each_site(tmp_path):
     members = [row["name"] for row in status_of(tmp_path / "server")["clients"] if row["state"] == "member"]
     assert members == ["site-1", "site-2", "site-3"]
     assert all((tmp_path / str(k) / "f" / f"site-{k}" / "model.safetensors").exists() for k in (1, 2, 3, 4))
+
+
+def test_a_pilot_comes_before_the_outline_and_late_sites_do_not_repeat_it(tmp_path):
+    events = run(tmp_path, (1, 2), PILOT)
+    phases = ["describe", "pilot", "pilot_table", "spread", "statistics", "table", "refine"]
+    assert asked(events, "site-1") == asked(events, "site-2") == phases
+    settled = [event["event"] for event in events if event["event"] in DECIDED]
+    assert settled == ["piloting", "tried", "piloted", "outlined", "settled"]
+    (told,) = [event for event in events if event["event"] == "piloted"]
+    state = status_of(tmp_path / "server")
+    assert told["normalise"] == state["terms"]["method"]["normalise"] == state["pilot"]["normalise"]
+    assert told["hits"] == state["pilot"]["hits"] == dict(state["terms"]["pilot"])
+    clients = [draw_shard(30 + node, node) for node in (1, 2)]
+    (simulated,) = PILOT.rounds(clients, 3, 0)
+    assert simulated.index == len(phases) - 1  # every question but the last takes numbers up
+    events = run(tmp_path, (1, 2, 3), PILOT)
+    assert asked(events, "site-3") == ["statistics", "table", "refine"]
+    assert asked(events, "site-1") == ["rejoin", "table", "refine"]
+
+
+def test_a_pilot_that_was_broken_off_goes_on_where_it_was(tmp_path, monkeypatch):
+    """The server is killed once the primaries are there: the next run asks for tables alone."""
+
+    def killed(self, answers, waiting):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Conversation, "_prefer", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, (1, 2), PILOT)
+    assert status_of(tmp_path / "server")["phase"] == "piloting"
+    events = run(tmp_path, (1, 2), PILOT)
+    assert asked(events, "site-1") == ["spread", "statistics", "table", "refine"]
 
 
 def test_free_landmarks_need_no_moments(tmp_path):

@@ -25,7 +25,6 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'apfl[fl
 pytestmark = pytest.mark.deployment
 
 AGREED = {"gamma": 1.0, "beta": 1.0, "balance": 0.5, "tau": 0.0}
-# With normalise="auto" the method pilots, which a federation does not.
 SETTINGS = {"map": "landmarks", "bits": 16, "d_primary": 128, "normalise": "columns", **AGREED}
 
 
@@ -88,3 +87,31 @@ def test_moments_integers_and_landmarks_between_processes(tmp_path):
         right = model.scores(w.test[name].features).argmax(1) == w.test[name].labels
         assert float(right.float().mean()) > 0.9
     assert not np.array_equal(decode(sent["a"], terms).integers, decode(sent["b"], terms).integers)
+
+
+def test_a_pilot_between_processes(tmp_path):
+    """A site is killed while the pilot waits for tables: the others' tables choose."""
+    settings = {**SETTINGS, "normalise": "auto", "sketch": 16}
+    with world(tmp_path, ["a", "b", "c"], quorum=2, max_share=1, **settings) as w:
+        w.server()
+        for name in "abc":
+            w.join(name)
+        w.connected(*"abc")
+        run = w.run()
+        w.until(lambda: w.seen("answered", client="c", phase="pilot"), "the pilot's statistics of c")
+        w.kill("c")
+        (w.folder / "keys" / "c.pub").unlink()  # or the run would wait for it until the deadline
+        w.finish(run)
+        assert [e["members"] for e in w.seen("published")] == [["a", "b"]]
+        assert len(w.seen("tried")) == 1
+        (piloted,) = w.seen("piloted")
+        ledger = Ledger(w.folder, writer=False)
+        try:
+            terms = Terms.from_json(ledger.get("terms"))
+        finally:
+            ledger.close()
+    assert dict(terms.pilot) == piloted["hits"]
+    assert terms.method.normalise == piloted["normalise"]
+    method = APFL(**settings)
+    *_, last = method.rounds([w.train[name] for name in "abc"], len(CLASSES), 0)
+    assert set(last.chosen["pilot"]["hits"]) == set(piloted["hits"])

@@ -14,7 +14,7 @@ from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.hits import prefer
 from apfl.maths.normalise import described, moments, normaliser, resolve
-from apfl.maths.pilot import CANDIDATES, WIDTH, describe, pilot_map, pilot_points, pilot_rows
+from apfl.maths.pilot import CANDIDATES, WIDTH, candidate, describe, pilot_points, pilot_rows
 from apfl.methods import load_method
 from tests.conftest import draw_clients
 
@@ -78,10 +78,9 @@ def test_rows_of_very_different_sizes_do_not_hide_the_side_of_zero():
 
 
 def test_the_pilots_map_is_narrow():
-    z = rows(40, 30)
-    scaling = describe(z).normalisers["root"]
-    assert pilot_map(scaling, describe(z), 40, 0).width == 40
-    assert pilot_map(scaling, describe(z), 10_000, 0).width == WIDTH
+    for n, width in ((40, 40), (900, WIDTH)):
+        shared = describe(rows(n, 30))
+        assert candidate(shared.normalisers["root"], shared, 0).feature_map.width == width
 
 
 @pytest.mark.parametrize(
@@ -140,13 +139,13 @@ def test_after_the_pilot_it_is_the_method_with_that_normalisation_and_two_exchan
         torch.testing.assert_close(a.scores(clients[0].features), b.scores(clients[0].features), rtol=1e-9, atol=1e-9)
     asked_for = how in ("columns", "centred")  # then its moments are exchanged in any case
     assert auto.index == given.index + 2 + (not asked_for)
-    up, down, most = (4 if asked_for else 6) * (16 * L + 24), 3 * 16 * L, 0
+    up, down, most = 2 * (2 * 16 * L + (0 if asked_for else 16 * L + 24)), 3 * 16 * L + 8 * C, 0
     for d in auto.chosen["pilot"]["width"].values():
         up += 2 * 8 * 7 * 14 * 9
         for n in () if bits else map(len, clients):  # with fewer rows than columns the QR factor
             up += 8 * (sum(d - i for i in range(min(n, d))) + min(n, d) * C + C + 2)
         most += math.ceil(12 * d * (d - 1) / 16) + 2 * d * C + 4 * (d + C + 2) + 2**14 // 8  # of integers, and no echo
-        down += (2 if bits else 8) * (d * C + 20 * d) + (4 * (C + 20) if bits else 0) + 8 * C
+        down += (2 if bits else 8) * (d * C + 20 * d) + (4 * (C + 20) if bits else 0) + 70  # and which landmarks
     integers = auto.bytes_up - given.bytes_up - up
     assert most < integers < 2 * most if bits else integers == 0  # squeezed, but not by half; two clients
     assert auto.bytes_down - given.bytes_down == 2 * down

@@ -25,10 +25,11 @@ from torch import Tensor
 from apfl.errors import InputError
 from apfl.federate.landmarks import VECTOR, Landmarks, packed, packing, spread_encoding, unpacked
 from apfl.federate.names import check_name
+from apfl.federate.pilot import largest_statistics
 from apfl.federate.plausible import check_counts, check_integers, positive, smallest_eigenvalue
 from apfl.federate.terms import Terms
 from apfl.federate.wire import LARGEST_HEADER, Expected, count, seal, sha256, text, unseal
-from apfl.maths.integers import Uniform, statistics_layout
+from apfl.maths.integers import OF_ONE_LENGTH, Uniform, statistics_layout
 from apfl.maths.leaveout import ECHO
 from apfl.maths.ridge import Statistics, gram, one_hot, statistics
 from apfl.maths.wire import (
@@ -219,6 +220,8 @@ def largest_answer(terms: Terms) -> int:
     beside = 2 * LARGEST_HEADER  # a header; the echo, or a description's moments
     if terms.masked:  # a sum over many sites has more bits than one site's numbers: at most three times as many
         return 3 * largest_answer(replace(terms, masked=False, keep_contributions=True))
+    if terms.trying:
+        return beside + largest_statistics(terms)
     if terms.outlined and terms.spread is not None:
         return beside + spread_encoding(terms).layout.n_bytes
     if not terms.settled:
@@ -324,7 +327,7 @@ def _bounds(terms: Terms) -> tuple[float, Tensor]:
     row, entries = math.inf, torch.full((terms.width,), math.inf, dtype=torch.float64)
     if method.activation_primary in ("sigmoid", "cosine", "tanh"):
         entries.fill_(1.0)
-    elif method.normalise in ("root", "row", "columns"):
+    elif method.normalise in OF_ONE_LENGTH:
         matrix = terms.maps(torch.zeros(1, 1))[0].matrix
         assert matrix is not None, "terms have a random map"
         matrix = matrix.to(torch.float64)  # (l, d)

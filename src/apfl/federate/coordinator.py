@@ -7,6 +7,7 @@ who has answered is asked again. It needs no network: a transport hands it what 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,10 +24,11 @@ from apfl.federate.masked import leaving as masked_leaving
 from apfl.federate.masked.tables import choice_of_sums
 from apfl.federate.messages import open_description, open_table, seal_choice
 from apfl.federate.names import check_name
+from apfl.federate.piloting import Choice, Piloting, Stage
 from apfl.federate.pool import Pool
 from apfl.federate.publishing import Publication
 from apfl.federate.status import status
-from apfl.federate.terms import Terms, settle
+from apfl.federate.terms import Description, Terms, settle
 from apfl.federate.usable import usable
 from apfl.maths.hits import bounded
 
@@ -47,6 +49,7 @@ class Coordinator:
         try:
             self.draft = self._draft(terms)
             self._outline = self._agreed("outline")
+            self._piloting = Piloting(self.ledger, self.draft, self._agreed("trial"))
             self._terms = self._agreed("terms")
             publishing.retire_damaged(self.ledger)
             self._pool = None if self._terms is None else self._open_pool(self._terms)
@@ -78,11 +81,58 @@ class Coordinator:
         )  # fmt: skip
 
     def outline(self) -> bytes:
-        """With landmarks: fix all but them from the descriptions at hand, once; afterwards, what was fixed."""
+        """With landmarks: fix all but them from the descriptions at hand, once; afterwards, what was fixed.
+
+        If the normalisation is open, the pilot's tables at hand choose it.
+        """
         if self._outline is None:
             self._not_masked("outline")
-            self._outline = self._fix("outline")
+            self._outline = self._fix("outline", self._piloting.choose() if self.draft.pilots else None)
         return self._outline.to_json().encode()
+
+    def trial(self) -> bytes:
+        """The terms of the pilot that chooses the normalisation; fixed from the descriptions at hand, once."""
+        if self._piloting.terms is None:
+            if not self.draft.pilots:
+                raise InputError("these terms state the normalisation, so no pilot chooses it")
+            kept, left_out = self._usable()
+
+            def keep(terms: Terms) -> None:
+                intake.leave_out(self.ledger, left_out)
+                self._keep("trial", terms)
+
+            self._piloting.begin(kept, keep)
+        assert self._piloting.terms is not None
+        return self._piloting.terms.to_json().encode()
+
+    @property
+    def piloting(self) -> Stage:
+        """What the pilot waits for: statistics, tables, or nothing if none is under way."""
+        return self._piloting.stage
+
+    def pilot_question(self) -> bytes:
+        """What sites try under the terms of the pilot."""
+        return self._piloting.asked
+
+    def pilot_statistics(self, data: bytes, sender: str | None = None) -> Receipt:
+        """Take a client's statistics under every normalisation."""
+        return self._written_down(
+            "pilot statistics", data, sender, lambda: self._piloting.take_statistics(data, sender)
+        )
+
+    def pilot_primaries(self) -> bytes:
+        """The primary under every normalisation, from the statistics at hand, once; afterwards the same."""
+        return self._piloting.primaries()
+
+    def pilot_table(self, data: bytes, sender: str | None = None) -> Receipt:
+        """Take a client's left-out hits under every normalisation."""
+        return self._written_down("pilot table", data, sender, lambda: self._piloting.take_table(data, sender))
+
+    def restart_pilot(self, files: Sequence[str]) -> None:
+        """A pilot under way begins anew, after a client left that had a part in it; the ledger has these files left."""
+        if files:
+            self._piloting.restarted()
+            self.ledger.blobs.remove(files)
 
     def spread(self, data: bytes, sender: str | None = None) -> Receipt:
         """Take the moments of a client's normalised rows, from which landmarks are drawn."""
@@ -103,16 +153,29 @@ class Coordinator:
             self._pool = self._open_pool(self._terms)
         return self._terms.to_json().encode()
 
-    def _fix(self, what: str) -> Terms:
-        """Terms from the descriptions at hand, kept as the outline or as the settled terms."""
+    def _usable(self) -> tuple[list[Description], list[tuple[Description, str]]]:
+        """The descriptions at hand that can be settled together, and the others with the reason."""
         rows = self.ledger.descriptions()
         self._check_quorum(len(rows))
         kept, left_out = usable(self.draft, [open_description(row["data"], self.draft) for row in rows])
         self._check_quorum(len(kept), [each.client for each, _ in left_out])
-        terms = settle(self.draft, kept)
+        return kept, left_out
+
+    def _fix(self, what: str, choice: Choice | None = None) -> Terms:
+        """Terms from the descriptions at hand, kept as the outline or as the settled terms."""
+        kept, left_out = self._usable()
+        files: list[str] = []
+        terms = settle(self.draft, kept, None if choice is None else choice.normalise)
+        terms = terms if choice is None else replace(terms, pilot=choice.hits)
         with self.ledger.transaction():
             intake.leave_out(self.ledger, left_out)
+            if choice is not None:
+                choice.write(self.ledger)
+                files = self.ledger.empty_pilot()
             self._keep(what, terms)
+        self.ledger.blobs.remove(files)
+        if files:
+            self.ledger.scrub()
         return terms
 
     def _draw(self) -> Terms:
@@ -153,8 +216,9 @@ class Coordinator:
         """Write terms down; inside a transaction."""
         self.ledger.put(what, terms.to_json())
         self.ledger.put(f"{what}_digest", terms.digest)
-        event = "settled" if what == "terms" else "outlined"
-        self.ledger.event(event, width=terms.width, classes=terms.n_classes, digest=terms.digest)
+        event = {"terms": "settled", "outline": "outlined", "trial": "piloting"}[what]
+        width = None if terms.trying else terms.width
+        self.ledger.event(event, width=width, classes=terms.n_classes, digest=terms.digest)
 
     def _open_pool(self, terms: Terms) -> Pool:
         return Pool(self.ledger, terms, load_landmarks(self.ledger, terms))
@@ -198,8 +262,8 @@ class Coordinator:
 
     @property
     def agreed(self) -> Terms:
-        """What is fixed so far: the settled terms, their outline, or the draft."""
-        return self._terms or self._outline or self.draft
+        """What is fixed so far: the settled terms, their outline, those of the pilot, or the draft."""
+        return self._terms or self._outline or self._piloting.terms or self.draft
 
     @property
     def terms(self) -> Terms:

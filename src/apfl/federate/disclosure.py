@@ -17,9 +17,10 @@ from apfl.federate.terms import Terms
 from apfl.maths.integers import statistics_layout
 from apfl.maths.leaveout import ECHO
 from apfl.maths.normalise import check_features, needs_moments
+from apfl.maths.pilot import CANDIDATES, MOST_ROWS, WIDTH
 from apfl.maths.wire import form_for, statistics_shapes
 
-__all__ = ["WhatLeaves", "names_under", "select", "what_leaves", "without_classes"]
+__all__ = ["WhatLeaves", "names_under", "of_large_classes", "select", "what_leaves", "without_classes"]
 
 
 NEVER = "never: rows, images, labels of single rows, the personal model; metrics only if you say so"
@@ -45,16 +46,16 @@ def select(train: Shard, class_names: Sequence[str], terms: Terms) -> Shard:
 
 def _shared(labels: Tensor, terms: Terms) -> Tensor:
     """Which rows the federation may have, bool (n,): classes of enough rows, and no more rows than the cap."""
-    shared = _of_large_classes(torch.ones_like(labels, dtype=torch.bool), labels, terms)
+    shared = of_large_classes(torch.ones_like(labels, dtype=torch.bool), labels, terms)
     if terms.row_limit is None or int(shared.sum()) <= terms.row_limit:
         return shared
     places = np.random.default_rng(terms.seed).permutation(shared.nonzero()[:, 0].numpy())  # the same at every call
     drawn = torch.zeros_like(shared)
     drawn[torch.from_numpy(places[: terms.row_limit])] = True
-    return _of_large_classes(drawn, labels, terms)
+    return of_large_classes(drawn, labels, terms)
 
 
-def _of_large_classes(among: Tensor, labels: Tensor, terms: Terms) -> Tensor:
+def of_large_classes(among: Tensor, labels: Tensor, terms: Terms) -> Tensor:
     """Those of the rows ``among`` whose class has at least ``min_per_class`` of them."""
     counts = torch.bincount(labels[among], minlength=int(labels.max()) + 1)
     return among & (counts >= terms.min_per_class)[labels]
@@ -91,6 +92,7 @@ class WhatLeaves:
     spread_bytes: int | None = None
     beyond: int = 0  # rows that stay out because the terms cap a client's rows
     smallest_sum: int = 0  # sites in a masked sum; 0: the server sees what this client sends
+    pilot: int = 0  # normalisations that a pilot tries; 0: the terms state one, or it is chosen already
 
     def lines(self) -> list[str]:
         """In words, one statement a line."""
@@ -148,10 +150,14 @@ class WhatLeaves:
         ]
         if self.spread:
             lines.insert(1, self._spread_line())
+        if self.pilot:
+            lines[1:1] = self._pilot_lines()
         if self.moments:
+            three = ", of the same at the root and with rows at one length" if self.pilot else ""
             lines.insert(
                 1,
-                f"also first: sum and sum of squares of each of the {self.n_features} features, and of the rows' sizes",
+                f"also first: sum and sum of squares of each of the {self.n_features} features, and of the rows' sizes"
+                f"{three}",
             )
         if self.table:
             lines.append(f"later: {self.table:,} counts of left-out rows predicted right, one for each setting tried")
@@ -162,6 +168,15 @@ class WhatLeaves:
         if self.bits:
             lines.append("all sums are rounded at random to integers, by a seed that stays at this site")
         return [*lines, NEVER]
+
+    def _pilot_lines(self) -> list[str]:
+        """What a pilot takes."""
+        return [
+            f"then, once, for each of {self.pilot} ways of scaling the features: sums of products and sums by class on "
+            f"a map of at most {WIDTH} landmarks, of at most {MOST_ROWS:,} rows of all sites",
+            "then, once, for each of them: counts of left-out rows predicted right, one for each setting. The "
+            "server deletes both when it has chosen one of them",
+        ]
 
     def _spread_line(self) -> str:
         size = "" if self.spread_bytes is None else f": at most {self.spread_bytes / 1e6:.1f} MB"
@@ -202,6 +217,7 @@ def what_leaves(train: Shard, class_names: Sequence[str], terms: Terms) -> WhatL
         spread_bytes=None if terms.spread is None else spread_encoding(terms).layout.n_bytes,
         beyond=len(labels) - n - sum(withheld.values()),
         smallest_sum=terms.smallest_sum if terms.masked else 0,
+        pilot=len(CANDIDATES) if terms.pilots else 0,
     )
 
 

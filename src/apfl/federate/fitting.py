@@ -19,7 +19,7 @@ from apfl.federate.terms import Terms
 from apfl.maths.alone import Comparison, compare, go_alone
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, LandmarkMap, spread
 from apfl.maths.leaveout import leaving
-from apfl.maths.normalise import Normaliser, moments, needs_moments, normaliser
+from apfl.maths.normalise import Normaliser, described, needs_moments, normaliser
 from apfl.maths.personalise import Rows, Setting, Shared, leave_out, refine, width_for
 from apfl.methods._streams import Map, draw_landmarks
 from apfl.models.dual_stream import DualStream
@@ -56,7 +56,7 @@ def personal_model(
     """
     rows, smoothing = _mapped(shard, terms, landmarks, member), terms.method.smoothing
     features = shard.features
-    own = normaliser(scaling, moments(features)) if needs_moments(scaling) else terms.normaliser()
+    own = normaliser(scaling, described(scaling, features)) if needs_moments(scaling) else terms.normaliser()
     own_map = _own_landmarks(terms, own, features) if terms.landmarked else terms.refinement_map(features, own)
     alone = go_alone(own_map(own(features)), rows.labels, terms.n_classes, (rows.groups, rows.copies))
     comparison = compare(rows, _shared(broadcast), setting, smoothing, alone)

@@ -66,6 +66,8 @@ def simulate(sites: Sequence[Site], terms: Terms, folder: str | Path) -> Simulat
         for site in sites:
             sent = up.message(site.describe(down.terms(server.invitation())))
             _taken(server.describe(sent, site.name))
+        if terms.pilots:
+            _pilot(server, sites, up, down)
         if terms.landmarked:
             _spread(server, sites, up, down)
         agreement = server.settle()
@@ -96,6 +98,18 @@ def _simulate_masked(sites: Sequence[Site], terms: Terms, folder: str | Path) ->
         federation = MaskedFederation(server, sites)
         models = federation.run()
     return Simulated(models, federation.bytes_up, federation.bytes_down, federation.payload_up, federation.bytes_down)
+
+
+def _pilot(server: Coordinator, sites: Sequence[Site], up: _Traffic, down: _Traffic) -> None:
+    """Everyone's statistics and left-out hits under every normalisation."""
+    trial = server.trial()
+    for site in sites:
+        sent = up.message(site.pilot(down.outline(trial), down.message(server.pilot_question())))
+        _taken(server.pilot_statistics(sent, site.name))
+    primaries = server.pilot_primaries()
+    for site in sites:
+        sent = up.message(site.pilot_table(trial, down.message(primaries)))
+        _taken(server.pilot_table(sent, site.name))
 
 
 def _spread(server: Coordinator, sites: Sequence[Site], up: _Traffic, down: _Traffic) -> None:

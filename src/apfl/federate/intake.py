@@ -23,6 +23,7 @@ from apfl.federate.wire import sha256
 __all__ = [
     "Receipt",
     "leave_out",
+    "same_client",
     "take_contribution",
     "take_description",
     "take_metrics",
@@ -89,7 +90,7 @@ def _why(error: Exception) -> str:
 def take_description(ledger: Ledger, draft: Terms, terms: Terms | None, data: bytes, sender: str | None) -> Receipt:
     """A client's description; until the terms are settled a new one takes the place of the former."""
     description, digest = open_description(data, draft), sha256(data)
-    client = _same(description.client, sender)
+    client = same_client(description.client, sender)
     _check_described(description, draft, terms)
     before = ledger.description_of(client)
     if before is not None and before["sha256"] == digest:
@@ -117,7 +118,7 @@ def take_spread(ledger: Ledger, outline: Terms | None, terms: Terms | None, data
     if terms is not None:
         raise InputError("the landmarks are drawn already; these moments come too late, and are not needed")
     spread, digest = open_spread(data, outline), sha256(data)
-    client = _same(spread.client, sender)
+    client = same_client(spread.client, sender)
     described = ledger.description_of(client)
     if described is None or spread.n_samples > described["n"]:
         told = "none" if described is None else str(described["n"])
@@ -138,7 +139,7 @@ def take_contribution(
     if known is not None:
         return known
     contribution = decode(data, terms)
-    client = _same(contribution.client, sender)
+    client = same_client(contribution.client, sender)
     if ledger.contribution_of(client) is not None:
         raise InputError(f"{client} has contributed something else already; it must leave before it can send anew")
     if not contribution.nonce and client in ledger.gone():
@@ -162,7 +163,7 @@ def take_rejoin(
     if known is not None:
         return known
     contribution = decode(data, terms)
-    client = _same(contribution.client, sender)
+    client = same_client(contribution.client, sender)
     if ledger.contribution_of(client) is None:
         raise InputError(f"{client} has no contribution here that another could replace")
     check(contribution, terms, pool.landmarks)
@@ -206,7 +207,7 @@ def _counts_already(ledger: Ledger, data: bytes, sender: str | None) -> Receipt 
     digest = sha256(data)
     known = ledger.contribution(digest)
     if known is not None:
-        client = _same(known["client"], sender)
+        client = same_client(known["client"], sender)
         return Receipt("duplicate", client, "this contribution counts already", digest, len(data))
     if ledger.departed(digest):
         raise InputError("this contribution was taken out when its client left; to come back, make a new one")
@@ -218,7 +219,7 @@ def take_table(ledger: Ledger, terms: Terms, data: bytes, sender: str | None) ->
     if not terms.wants_tables:
         raise InputError("these terms leave nothing to be chosen by tables")
     table, current = open_table(data, terms), ledger.current()
-    client = _same(table.client, sender)
+    client = same_client(table.client, sender)
     if current is None or table.number != current["number"]:
         raise InputError(f"a table for publication {table.number}; fetch the current one and send its table")
     before = ledger.table_of(client, table.number)
@@ -241,7 +242,7 @@ def take_table(ledger: Ledger, terms: Terms, data: bytes, sender: str | None) ->
 def take_metrics(ledger: Ledger, terms: Terms, data: bytes, sender: str | None) -> Receipt:
     """What a client chose to report about its model; the latest counts."""
     metrics = open_metrics(data, terms)
-    client = _same(metrics["client"], sender)
+    client = same_client(metrics["client"], sender)
     with ledger.transaction():
         ledger.write_metrics(client, metrics["number"], metrics["accuracy"], metrics["n_test"])
         ledger.event("metrics", client, accuracy=metrics["accuracy"], n_test=metrics["n_test"])
@@ -262,7 +263,7 @@ def _check_described(description: Description, draft: Terms, terms: Terms | None
         )
 
 
-def _same(claimed: str, sender: str | None) -> str:
+def same_client(claimed: str, sender: str | None) -> str:
     """The client's name: the one in the message must be the one that the transport vouches for."""
     if sender is not None and claimed != sender:
         raise InputError(f"a message of client {claimed!r} sent by {sender!r}")

@@ -69,7 +69,7 @@ def leave(coordinator: Coordinator, client: str, data: bytes | None, *, forget: 
         raise InputError(f"{client} has left already")
     described = ledger.description_of(client) is not None
     fixed = coordinator.agreed.settled or coordinator.agreed.outlined
-    remains = _remains(coordinator.draft, coordinator.settled) if described and fixed else ()
+    remains = _remains(coordinator.draft, coordinator.agreed) if described and fixed else ()
     publications = ledger.publications_with(client)
     deleted = tuple(publication["number"] for publication in publications)
     holders = tuple(holder for holder in ledger.holders(deleted) if holder != client)
@@ -77,6 +77,8 @@ def leave(coordinator: Coordinator, client: str, data: bytes | None, *, forget: 
     if row is None:
         with ledger.transaction():
             ledger.erase(client, forget=forget)
+            files = ledger.restart_pilot() if described else []  # what is tried comes from its moments too
+        coordinator.restart_pilot(files)
     else:
         sha256, n = row["sha256"], row["n"]
         files = [each["blob"] for each in (*publications, row) if each["blob"]]
@@ -114,7 +116,7 @@ def _take_out(coordinator: Coordinator, row: Row, data: bytes | None, files: lis
     return difference
 
 
-def _remains(draft: Terms, settled: bool) -> tuple[str, ...]:
+def _remains(draft: Terms, agreed: Terms) -> tuple[str, ...]:
     """What the terms took from the descriptions, and landmarks from moments, unless they are still to be drawn.
 
     It stays, or every model would change its shape.
@@ -122,13 +124,16 @@ def _remains(draft: Terms, settled: bool) -> tuple[str, ...]:
     open_terms = {
         "the list of classes": draft.class_names is None,
         "the width of the map, which followed the number of rows described": draft.method.d_primary == "auto",
-        "the normalisation, which followed the moments described": draft.method.normalise == "auto",
+        "the normalisation, which followed the moments described": draft.method.normalise == "auto"
+        and agreed.pilot is None,
+        "the normalisation, which followed the moments described and the left-out hits of the pilot": agreed.pilot
+        is not None,
         "the most rows of one client, which followed the numbers of rows described": draft.max_rows is None
         and draft.max_share < 1,
-        "mean and std of the features": draft.method.normalise in ("standardise", "columns"),
+        "mean and std of the features": agreed.mean is not None,
         "the landmarks, drawn from sums of everyone's normalised rows": draft.landmarked
         and draft.method.landmarks == "federation"
-        and settled,
+        and agreed.settled,
         "the step of the integers, which followed the numbers of rows described": draft.landmarked,
     }
     return tuple(what for what, was_open in open_terms.items() if was_open)

@@ -19,7 +19,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -29,14 +29,17 @@ from apfl.federate.blobs import Blobs, FolderError
 from apfl.federate.wire import sha256
 from apfl.files import check_room, hold
 
-__all__ = ["Ledger", "Row"]
+__all__ = ["Ledger", "Part", "Row"]
 
 log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 Answered = Literal["descriptions", "spreads", "landmarks", "contributions", "members", "tables", "metrics"]
+Part = Literal["statistics", "table"]  # of what a client sends in a pilot
+Stored = Literal["question", "primaries"]  # what the server sends in a pilot
 
 FORMAT = 1
+PILOT_FILES: tuple[Stored, ...] = ("question", "primaries")
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE clients (name TEXT PRIMARY KEY, since REAL NOT NULL, gone REAL);
@@ -67,16 +70,19 @@ DECISIVE = (
     "name, sql FROM sqlite_master", "name, seq FROM sqlite_sequence",
     f"key, value FROM meta WHERE key NOT IN ('{DIGEST}', 'instruction')", "name, gone FROM clients",
     "client, sha256, n FROM descriptions", "client, sha256, n FROM spreads", "client, 1 FROM landmarks",
+    "client, part, sha256, n FROM pilots",
     "client, sha256, n, form, blob, folded FROM contributions",
     "sha256, 1 FROM departed", "number, blob, sha256, gamma, unit, n FROM publications",
     "publication, client, sha256 FROM members", "client, publication, confirmed FROM holders",
     "client, publication, sha256, n FROM tables WHERE publication = (SELECT MAX(number) FROM publications)",
 )  # fmt: skip
 LATER = """
+CREATE TABLE pilots (client TEXT NOT NULL, part TEXT NOT NULL, sha256 TEXT NOT NULL, n INTEGER NOT NULL,
+  bytes INTEGER NOT NULL, data BLOB NOT NULL, received REAL NOT NULL, PRIMARY KEY (client, part));
 CREATE TABLE spreads (client TEXT PRIMARY KEY REFERENCES clients ON DELETE CASCADE, sha256 TEXT NOT NULL,
   n INTEGER NOT NULL, bytes INTEGER NOT NULL, data BLOB NOT NULL, received REAL NOT NULL);
 CREATE TABLE landmarks (client TEXT PRIMARY KEY, sent REAL NOT NULL);
-"""  # tables that a folder of an earlier version, which kept no digest, gets when it is opened to write
+"""  # tables that a folder of an earlier version gets when it is opened to write
 OVERVIEW = """
 SELECT k.name, k.since, k.gone, d.n AS described, d.bytes AS description_bytes, c.n, c.sha256, c.form,
   c.bytes AS contribution_bytes, c.folded, c.received, t.bytes AS table_bytes, m.accuracy, m.n_test,
@@ -125,13 +131,14 @@ class Ledger:
                 for statement in f"{SCHEMA}{LATER}".split(";\n"):
                     self.db.execute(statement)
                 self.put("format", str(FORMAT))
-        if not self._has_table("spreads"):
-            with self.transaction():
-                for statement in LATER.split(";\n"):
-                    self.db.execute(statement)
         if self.get("format") != str(FORMAT):
             raise FolderError(f"{path} has format {self.get('format')}; this apfl reads {FORMAT}")
         self._check_unchanged(path)
+        lacking = [each for each in LATER.split(";\n") if each.strip() and not self._has_table(each.split()[2])]
+        if lacking:
+            with self.transaction():
+                for statement in lacking:
+                    self.db.execute(statement)
         self.blobs.sweep(self.referred())
         if self.get("scrub") == "due":
             self.scrub()
@@ -172,10 +179,15 @@ class Ledger:
     def _digest(self) -> str:
         """SHA-256 of what decides a result."""
         found = hashlib.sha256()
-        for query in DECISIVE:
+        for query in filter(self._can_ask, DECISIVE):
             rows = [tuple(row) for row in self.db.execute(f"SELECT {query} ORDER BY 1, 2")]
             found.update(repr(rows).encode(errors="backslashreplace"))
         return found.hexdigest()
+
+    def _can_ask(self, query: str) -> bool:
+        """Whether the table is there: a folder of an earlier version is checked before it gets the later ones."""
+        table = query.split(" FROM ")[1].split()[0]
+        return table.startswith("sqlite_") or self._has_table(table)
 
     def _has_table(self, name: str) -> bool:
         return self.db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
@@ -183,8 +195,9 @@ class Ledger:
     def _check_unchanged(self, path: Path) -> None:
         """Refuse a database that is not as the last transaction left it; an earlier version kept no digest."""
         (sound,) = self.db.execute("PRAGMA integrity_check(1)").fetchone()
-        tables = ("descriptions", "tables", "spreads WHERE length(data)")  # those of settled landmarks are emptied
-        data = (row for table in tables for row in self._rows(f"SELECT sha256, data FROM {table}"))
+        tables = [each for each in ("descriptions", "tables", "spreads", "pilots") if self._has_table(each)]
+        # Moments are emptied once landmarks are drawn, and so is a pilot once it is over.
+        data = (row for table in tables for row in self._rows(f"SELECT sha256, data FROM {table} WHERE length(data)"))
         if (
             sound != "ok"
             or self.get(DIGEST) not in (None, self._digest())
@@ -228,6 +241,7 @@ class Ledger:
         names = {row["blob"] for row in self._rows("SELECT blob FROM contributions WHERE blob IS NOT NULL")}
         names |= {row["blob"] for row in self._rows("SELECT blob FROM publications")}
         names |= {name for name, _ in self.cohort_sums().values()}
+        names |= {_pilot_file(what) for what in PILOT_FILES if self.get(f"pilot_{what}")}
         return names | {name for name in (self.get("sum"), self.get("landmarks")) if name}
 
     def scrub(self) -> None:
@@ -299,6 +313,61 @@ class Ledger:
         if not self._row("SELECT 1 FROM sqlite_master WHERE name = 'spreads'"):  # a folder of an earlier version
             return {}
         return {row["client"]: row["bytes"] for row in self._rows("SELECT client, bytes FROM spreads")}
+
+    # ------------------------------------------------------------------------------------------------ the pilot
+
+    def pilots(self, part: Part) -> list[Row]:
+        """What clients sent in the pilot, in the order of their names."""
+        return self._rows("SELECT * FROM pilots WHERE part = ? ORDER BY client", part)
+
+    def piloted(self, part: Part) -> frozenset[str]:
+        """The clients that have sent it."""
+        return frozenset(row["client"] for row in self._rows("SELECT client FROM pilots WHERE part = ?", part))
+
+    def write_pilot(self, client: str, part: Part, sha256: str, n: int, data: bytes) -> None:
+        """Keep what a client sent in the pilot."""
+        self._insert(
+            "pilots", client=client, part=part, sha256=sha256, n=n, bytes=len(data), data=data, received=time.time()
+        )
+
+    def put_pilot(self, what: Stored, data: bytes, also: Callable[[], None]) -> None:
+        """Keep what sites are sent in the pilot, and in the same transaction what ``also`` writes."""
+        digest = self.blobs.put(_pilot_file(what), data)
+        with self.transaction():
+            self.put(f"pilot_{what}", digest)
+            also()
+
+    def read_pilot(self, what: Stored) -> bytes:
+        """What sites are sent in the pilot."""
+        return self.blobs.read(_pilot_file(what), self.get(f"pilot_{what}") or "")
+
+    def empty_pilot(self) -> list[str]:
+        """The normalisation is chosen: of what was sent only its weight is kept. The files to remove after that."""
+        self.db.execute("UPDATE pilots SET data = x''")
+        self.put("scrub", "due")
+        return self._drop_pilot_files()
+
+    def restart_pilot(self) -> list[str]:
+        """A pilot under way begins anew, with nothing sent. The files to remove after that; none if there is none."""
+        if self.get("pilot") is not None or self.get("trial") is None:
+            return []
+        self.db.execute("DELETE FROM pilots")
+        self.db.execute("DELETE FROM meta WHERE key IN ('trial', 'trial_digest')")
+        self.event("pilot restarts")
+        return self._drop_pilot_files()
+
+    def _drop_pilot_files(self) -> list[str]:
+        self.db.execute("DELETE FROM meta WHERE key IN ('pilot_question', 'pilot_primaries')")
+        return [_pilot_file(what) for what in PILOT_FILES]
+
+    def pilot_bytes(self) -> dict[str, int]:
+        """What each client sent in the pilot weighed."""
+        if not self._has_table("pilots"):  # a folder of an earlier version
+            return {}
+        rows = self._rows("SELECT client, SUM(bytes) AS bytes FROM pilots GROUP BY client")
+        return {row["client"]: row["bytes"] for row in rows}
+
+    # ------------------------------------------------------------------------------------------ landmarks kept
 
     def write_landmarks_kept(self, client: str) -> None:
         """A client has answered a message that brought the landmarks, and keeps them."""
@@ -482,7 +551,7 @@ class Ledger:
         """What the ledger says about a client: all of it (``forget``), or all but that it was there and left."""
         self.put("scrub", "due")
         kept = ("events", "refusals") if forget else ()
-        for table in ("descriptions", "spreads", "landmarks", "metrics", "tables", "holders", *kept):
+        for table in ("descriptions", "pilots", "spreads", "landmarks", "metrics", "tables", "holders", *kept):
             self.db.execute(f"DELETE FROM {table} WHERE client = ?", (client,))
         if forget:
             self._unname(client)
@@ -499,6 +568,10 @@ class Ledger:
             if whole.search(row["reason"]):
                 reason = whole.sub("(forgotten)", row["reason"])
                 self.db.execute("UPDATE refusals SET reason = ? WHERE id = ?", (reason, row["id"]))
+
+
+def _pilot_file(what: str) -> str:
+    return f"pilot-{what}.safetensors"
 
 
 def _make_private(folder: Path, database: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,24 +16,32 @@ from apfl.federate.terms import MOST_CLASSES, Description, Terms, check_class_na
 from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
 from apfl.maths.hits import choose
 from apfl.maths.normalise import Moments, needs_moments
+from apfl.maths.pilot import CANDIDATES, Described
 from apfl.maths.wire import from_columns, to_columns
 
 __all__ = [
-    "Broadcast", "Choice", "Table", "open_choice", "open_description", "open_metrics", "open_publication", "open_table",
-    "seal_choice", "seal_description", "seal_metrics", "seal_publication", "seal_table",
+    "Broadcast", "Choice", "Table", "address", "check_address", "open_choice", "open_description", "open_metrics",
+    "open_publication", "open_table", "positive", "seal_choice", "seal_description", "seal_metrics", "seal_publication",
+    "seal_table",
 ]  # fmt: skip
 
 
 def seal_description(description: Description, draft: Terms) -> bytes:
     """Before anything is agreed: n, feature width, class names, and the moments if the normalisation needs them."""
     tensors = {"n": torch.tensor(description.n_samples)}
-    if description.moments is not None:
-        own = description.moments
+    own, told = description.moments, description.described
+    if told is not None:
+        own = told.features
+        tensors |= {"root_sums": told.root.sums, "root_squares": told.root.squares}
+        tensors |= {"row_sums": told.row.sums, "row_squares": told.row.squares}
+    if own is not None:
         tensors |= {"sums": own.sums, "squares": own.squares, "sizes": own.sizes}
     header = {
-        **_address(draft, description.client), "n": description.n_samples, "n_features": description.n_features,
+        **address(draft, description.client), "n": description.n_samples, "n_features": description.n_features,
         "classes": list(description.class_names),
     }  # fmt: skip
+    if description.unsuited:
+        header["unsuited"] = list(description.unsuited)
     return seal("description", header, tensors)
 
 
@@ -42,21 +50,29 @@ def open_description(data: bytes, draft: Terms) -> Description:
     with_moments = needs_moments(draft.method.normalise)
 
     def expected(header: dict[str, Any]) -> Expected:
-        _check_address(header, draft)
+        check_address(header, draft)
         size = (count(header, "n_features", 2**24),)
         extra: Expected = {}
         if with_moments:
             extra = {"sums": (("F64",), size), "squares": (("F64",), size), "sizes": (("F64",), (3,))}
+        if draft.pilots:
+            more = ("root_sums", "root_squares", "row_sums", "row_squares")
+            extra = {**extra, **dict.fromkeys(more, (("F64",), size))}
         return {"n": (("I64",), ()), **extra}
 
     header, tensors = unseal("description", data, expected)
     names, n = _described_classes(header, draft), count(header, "n")
     if n < 1 or n < len(names) * draft.min_per_class:
         raise InputError(f"a description of {n} rows in {len(names)} classes contradicts itself")
-    return Description(
-        check_name("client", text(header, "client")), n, count(header, "n_features", 2**24), names,
-        _described_moments(n, tensors) if with_moments else None,
-    )  # fmt: skip
+    client, n_features = check_name("client", text(header, "client")), count(header, "n_features", 2**24)
+    if not with_moments:
+        return Description(client, n, n_features, names)
+    of = "root" if draft.method.normalise == "centred" else "none"
+    own = _described_moments(n, tensors, of)
+    if not draft.pilots:
+        return Description(client, n, n_features, names, own)
+    root, row = (_moments_of_one_length(n, tensors, how) for how in ("root", "row"))
+    return Description(client, n, n_features, names, described=Described(own, root, row), unsuited=_unsuited(header))
 
 
 def _described_classes(header: Mapping[str, Any], draft: Terms) -> tuple[str, ...]:
@@ -77,12 +93,35 @@ def _described_classes(header: Mapping[str, Any], draft: Terms) -> tuple[str, ..
     return tuple(names)
 
 
-def _described_moments(n: int, tensors: Mapping[str, Tensor]) -> Moments:
-    """The moments of a description, if ``n`` rows can have them."""
-    own = Moments(n, tensors["sums"], tensors["squares"], tensors["sizes"])
-    spread = own.squares * n - own.sums.square()  # n^2 times the variance
+def _unsuited(header: Mapping[str, Any]) -> tuple[str, ...]:
+    """The normalisations that a client's rows do not bear."""
+    given = header.get("unsuited", [])
+    if not isinstance(given, list) or any(how not in CANDIDATES for how in given):
+        raise InputError(f"normalisations {str(given)[:60]} given; allowed are {', '.join(CANDIDATES)}")
+    return tuple(given)
+
+
+def _moments_of_one_length(n: int, tensors: Mapping[str, Tensor], how: Literal["root", "row"]) -> Moments:
+    """The moments of a client's rows at the root or at one length, if ``n`` rows of length sqrt(l) can have them."""
+    sums, squares = tensors[f"{how}_sums"], tensors[f"{how}_squares"]
+    own = Moments(n, sums, squares, torch.zeros(3, dtype=torch.float64), how)
+    _check_squares(own)
+    most = n * len(sums) * (1 + 1e-3)  # rows are scaled in single precision
+    if float(own.squares.sum()) > most:
+        raise InputError(f"moments that {n} rows of one length do not have: squares that sum to more than {most:.6g}")
+    return own
+
+
+def _check_squares(own: Moments) -> None:
+    spread = own.squares * own.n_samples - own.sums.square()  # n^2 times the variance
     if not bool(torch.isfinite(spread).all()) or bool((spread < -1e-9 * own.sums.square()).any()):
         raise InputError("moments that no rows have: sums of squares below the squares of the sums, or not finite")
+
+
+def _described_moments(n: int, tensors: Mapping[str, Tensor], of: str) -> Moments:
+    """The moments of a description, if ``n`` rows can have them."""
+    own = Moments(n, tensors["sums"], tensors["squares"], tensors["sizes"], of)
+    _check_squares(own)
     finite = bool(torch.isfinite(own.sizes).all())
     # Not `in range(n + 1)`: Python looks for a float there one number after the other, and the client chooses n.
     n_sized = float(own.sizes[0]) if finite else math.nan
@@ -124,7 +163,7 @@ def open_publication(data: bytes, terms: Terms) -> Broadcast:
     """A publication under these terms."""
 
     def expected(header: dict[str, Any]) -> Expected:
-        _check_address(header, terms)
+        check_address(header, terms)
         found = {**_expected_columns("weights", terms.n_classes, terms), "class_counts": (("F64",), (terms.n_classes,))}
         if terms.wants_leverage:
             found |= _expected_columns("leverage", terms.method.sketch, terms)
@@ -177,14 +216,14 @@ class Table:
 
 def seal_table(terms: Terms, client: str, number: int, hits: Tensor) -> bytes:
     """A client's left-out hits, at most 2,000 integers."""
-    return seal("table", {**_address(terms, client), "number": number}, {"hits": hits})
+    return seal("table", {**address(terms, client), "number": number}, {"hits": hits})
 
 
 def open_table(data: bytes, terms: Terms) -> Table:
     """A table of the agreed shape; whether it fits the client's n, the coordinator knows."""
 
     def expected(header: dict[str, Any]) -> Expected:
-        _check_address(header, terms)
+        check_address(header, terms)
         return {"hits": (("I64",), terms.grid(1.0).shape)}
 
     header, tensors = unseal("table", data, expected)
@@ -219,7 +258,7 @@ def open_choice(data: bytes, terms: Terms) -> Choice:
     """A choice under these terms."""
 
     def expected(header: dict[str, Any]) -> Expected:
-        _check_address(header, terms)
+        check_address(header, terms)
         return {}
 
     header, _ = unseal("choice", data, expected)
@@ -235,14 +274,14 @@ def open_choice(data: bytes, terms: Terms) -> Choice:
 
 def seal_metrics(terms: Terms, client: str, number: int, accuracy: float, n_test: int) -> bytes:
     """What a client reports about its model, if it chooses to."""
-    return seal("metrics", {**_address(terms, client), "number": number, "accuracy": accuracy, "n_test": n_test}, {})
+    return seal("metrics", {**address(terms, client), "number": number, "accuracy": accuracy, "n_test": n_test}, {})
 
 
 def open_metrics(data: bytes, terms: Terms) -> dict[str, Any]:
     """Metrics under these terms: client, number, accuracy, n_test."""
 
     def expected(header: dict[str, Any]) -> Expected:
-        _check_address(header, terms)
+        check_address(header, terms)
         return {}
 
     header, _ = unseal("metrics", data, expected)
@@ -265,11 +304,13 @@ def positive(header: Mapping[str, Any], name: str, *, zero: bool = False) -> flo
     return float(value)
 
 
-def _address(terms: Terms, client: str) -> dict[str, str]:
+def address(terms: Terms, client: str) -> dict[str, Any]:
+    """What every message of a client says first."""
     return {"federation": terms.federation, "terms": terms.digest, "client": check_name("client", client)}
 
 
-def _check_address(header: Mapping[str, Any], terms: Terms) -> None:
+def check_address(header: Mapping[str, Any], terms: Terms) -> None:
+    """Refuse a message of another federation, or under other terms."""
     if text(header, "federation") != terms.federation:
         raise InputError(f"a message of federation {text(header, 'federation')[:64]!r}; this is {terms.federation!r}")
     if text(header, "terms") != terms.digest:

@@ -13,6 +13,7 @@ import secrets
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,14 @@ from apfl.data.fitted_features import about_features
 from apfl.data.protocol import Protocol, halving, sharding
 from apfl.errors import InputError
 from apfl.federate.contribution import Repeats, encode, encode_integers
-from apfl.federate.disclosure import WhatLeaves, names_under, select, what_leaves, without_classes
+from apfl.federate.disclosure import WhatLeaves, names_under, of_large_classes, select, what_leaves, without_classes
 from apfl.federate.fitting import Fitted, left_out_hits, personal_model
 from apfl.federate.landmarks import Landmarks, agreed_maps, open_landmarks, seal_spread
 from apfl.federate.masked.counts import Counts
 from apfl.federate.messages import Broadcast, open_choice, open_publication, seal_description, seal_metrics, seal_table
 from apfl.federate.names import check_name
+from apfl.federate.pilot import Question, open_primaries, open_question, seal_statistics
+from apfl.federate.pilot import seal_table as seal_pilot_table
 from apfl.federate.remember import difference, remembered
 from apfl.federate.terms import Description, Terms
 from apfl.federate.wire import sha256
@@ -42,13 +45,16 @@ from apfl.maths.hits import choose
 from apfl.maths.integers import Uniform, dither
 from apfl.maths.landmarks import spread
 from apfl.maths.leaveout import echo, leaving
-from apfl.maths.normalise import moments, needs_moments
+from apfl.maths.normalise import described, needs_moments
+from apfl.maths.pilot import CANDIDATES, describe, fits, pilot_rows
 from apfl.models.file import load_model, read, write
 from apfl.models.undecided import in_words, undecided
 
 __all__ = ["Site"]
 
 log = logging.getLogger(__name__)
+
+PILOT = "pilot.safetensors"  # what the server asked this site to try
 
 
 class Site:
@@ -110,10 +116,60 @@ class Site:
         rows = self._contributed(draft)
         names = names_under(self.class_names, draft)
         present = tuple(names[i] for i in torch.unique(rows.labels).tolist())
-        own = moments(rows.features) if needs_moments(draft.method.normalise) else None
         self.write(draft, "draft.json", draft.to_json().encode())
-        described = Description(self.name, len(rows), self.train.features.shape[1], present, own)
-        return seal_description(described, draft)
+        told = Description(self.name, len(rows), self.train.features.shape[1], present)
+        how = draft.method.normalise
+        if draft.pilots:
+            unsuited = tuple(each for each in CANDIDATES if not fits(each, [self.train.features]))
+            told = replace(told, described=describe(rows.features), unsuited=unsuited)
+        elif needs_moments(how):
+            told = replace(told, moments=described(how, rows.features))
+        return seal_description(told, draft)
+
+    def pilot(self, trial: bytes, question: bytes) -> bytes:
+        """Statistics of some rows under every normalisation, on a narrow map; the same when asked for twice."""
+        terms = self._tried(trial)
+        self.write(terms, PILOT, question)
+        asked = open_question(question, terms)
+        path = self.home(terms) / f"pilot-{sha256((asked.sha256 + self._fingerprint).encode())[:32]}.safetensors"
+        if path.is_file():
+            return path.read_bytes()
+        rows = self._rows_of_pilot(asked)
+        data = seal_statistics(asked, rows, self.name, lambda how: self._dither(terms, f"pilot {how}"))
+        self.write(terms, path.name, data)
+        return data
+
+    def pilot_table(self, trial: bytes, primaries: bytes) -> bytes:
+        """How many of those rows each normalisation and setting gets right once they are left out."""
+        terms = self._tried(trial)
+        path = self.home(terms) / PILOT
+        if not path.is_file():
+            raise InputError(f"{self.name} was asked for no statistics of this pilot, so it has no table for it")
+        question = path.read_bytes()
+        asked = open_question(question, terms)
+        told = open_primaries(primaries, asked)
+        if sha256(self.pilot(trial, question)) not in told.members:
+            raise InputError("primaries of a pilot without this site's statistics; it has no table for them")
+        return seal_pilot_table(asked, self.name, told.sha256, told.table(asked, self._rows_of_pilot(asked)))
+
+    def _tried(self, trial: bytes) -> Terms:
+        """The terms of a pilot."""
+        terms = self._in_the_clear(self.unchanged(Terms.from_json(trial)))
+        if not terms.trying:
+            raise InputError("these terms try no normalisation; nothing was sent")
+        return terms
+
+    def _rows_of_pilot(self, asked: Question) -> Shard:
+        """The rows that take part: a share of those that are contributed, of classes with enough of them."""
+        rows = self._contributed(asked.terms)
+        if len(rows) > (asked.terms.most_rows or 0):
+            raise InputError(f"{len(rows)} rows; the pilot was made for at most {asked.terms.most_rows}")
+        places = torch.zeros(len(rows), dtype=torch.bool)
+        places[pilot_rows(len(rows), asked.n_all, self._own_seed(asked.terms))] = True
+        few = of_large_classes(places, rows.labels, asked.terms)
+        if not bool(few.any()):
+            raise self._nothing_to_contribute(asked.terms)
+        return rows.where(few)
 
     def spread(self, outline: bytes) -> bytes:
         """The moments of the normalised rows, from which landmarks are drawn; the same when asked for twice."""
@@ -430,13 +486,17 @@ class Site:
 
     def _dither(self, terms: Terms, purpose: str) -> Uniform:
         """The random numbers that round one message: from a seed that never leaves this disk."""
+        return dither(self._own_seed(terms), purpose, torch.device("cpu"))
+
+    def _own_seed(self, terms: Terms) -> int:
+        """Of what this client draws under these terms; it never leaves this disk."""
         if self.rounding_seed is not None:
-            return dither(self.rounding_seed, purpose, torch.device("cpu"))
+            return self.rounding_seed
         path = self.home(terms) / "rounding.seed"
         if not path.is_file():
             self.write(terms, path.name, secrets.token_hex(32).encode())
         seed = sha256(path.read_bytes() + self._under(terms).encode() + self._fingerprint.encode())
-        return dither(int(seed, 16), purpose, torch.device("cpu"))
+        return int(seed, 16)
 
     def _scaling(self, terms: Terms) -> str:
         """The normalisation of the invitation, before anyone's moments settled it."""

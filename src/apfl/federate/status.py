@@ -6,6 +6,7 @@ It is read from the ledger without torch, which takes seconds to import. So the 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def status(ledger: Ledger) -> dict[str, Any]:
 
 def _status(ledger: Ledger) -> dict[str, Any]:
     draft = _terms(ledger.get("draft"))
-    terms = _terms(ledger.get("terms") or ledger.get("outline") or ledger.get("draft"))
+    terms = _terms(next(filter(None, map(ledger.get, ("terms", "outline", "trial", "draft"))), None))
     publications = [
         {key: row[key] for key in SHOWN} | {"members": list(ledger.members(row["number"]))}
         for row in ledger.publications()
@@ -44,7 +45,7 @@ def _status(ledger: Ledger) -> dict[str, Any]:
     latest = ledger.current()
     current = None if latest is None else latest["number"]
     influence = ledger.influence(latest)
-    moments = ledger.spread_bytes()
+    moments = Counter(ledger.spread_bytes()) + Counter(ledger.pilot_bytes())
     clients = [_client(ledger, row, influence, moments.get(row["name"], 0)) for row in ledger.overview(current)]
     refusals, n_refusals = ledger.refusals(N_RECENT)
     tables = [row["name"] for row in clients if row["table"]]
@@ -60,6 +61,7 @@ def _status(ledger: Ledger) -> dict[str, Any]:
         "bytes_up": sum(row["bytes_up"] for row in clients),
         "refusals": [row | {"reason": printable(row["reason"], 1000)} for row in refusals],
         "n_refusals": n_refusals,
+        "pilot": json.loads(ledger.get("pilot") or "null"),
         "masked": _masked(ledger, terms, current),
         "events": ledger.events(N_RECENT),
     }
@@ -112,7 +114,9 @@ def _phase(terms: dict[str, Any], clients: list[dict[str, Any]], current: int | 
     """What the federation waits for next."""
     if not terms["settled"]:
         first = "counting" if terms.get("masked") else "describing"
-        return first if terms.get("most_rows") is None else "spreading"
+        if terms.get("most_rows") is None:
+            return first
+        return "piloting" if terms["method"]["normalise"] == "auto" else "spreading"
     if current is None:
         return "contributing"
     if terms.get("masked"):

@@ -4,7 +4,9 @@ A *draft* may leave the classes, the feature width and the map's width open; `se
 described, and from then on they stay: nobody's model changes its shape because someone came or went.
 
 With landmarks `settle` gives an *outline*, under which clients send the moments of their normalised rows. The settled
-terms name the landmarks that were drawn from the sum by their hash (`apfl.federate.landmarks`).
+terms name the landmarks that were drawn from the sum by their hash (`apfl.federate.landmarks`). If the normalisation is
+open, *trial* terms come before the outline: under them sites try every normalisation on a narrow map
+(`apfl.federate.pilot`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
+from operator import add
 from typing import Annotated, Any, Literal
 
 import torch
@@ -30,6 +33,7 @@ from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN
 from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import Moments, Normaliser, needs_moments, normaliser
 from apfl.maths.personalise import Choice
+from apfl.maths.pilot import Described
 from apfl.methods import load_method
 from apfl.methods._analytic import stream_maps
 from apfl.methods.apfl import APFL
@@ -45,6 +49,7 @@ __all__ = [
     "check_weights",
     "of_one_width",
     "settle",
+    "trial",
 ]
 
 Wire = Literal["float64", "float32"]
@@ -57,8 +62,7 @@ FEWEST_IN_SUM = 3  # sites of a masked sum, unless min_cohort is larger: of two,
 # Every site's upload and model has a column for each class, so one site's list must not fix everyone's size. Ten times
 # ImageNet's; whoever has more states them in the terms.
 MOST_CLASSES = 10_000
-LATER = ("max_rows", "max_share", "most_rows", "spread", "n_landmarks", "landmarks_sha256", "masked")
-OF_MACHINES = tuple(how for how in OF_ONE_LENGTH if how != "centred")
+LATER = ("max_rows", "max_share", "most_rows", "spread", "n_landmarks", "landmarks_sha256", "masked", "pilot")
 LATER_SETTINGS = {  # what terms without them mean
     "map": "random", "landmarks": "federation", "bits": 0, "weight": 1.0,
     "epsilon": "none", "delta": 1e-5, "noise": "central", "colluders": 0,
@@ -94,6 +98,7 @@ class Terms:
     spread: Literal["full", "diagonal"] | None = None  # moments behind the landmarks, if any, once outlined
     n_landmarks: AtLeastOne | None = None  # once settled: those that stand clear of the others' span
     landmarks_sha256: str | None = None  # of the message with the landmarks, once settled
+    pilot: tuple[tuple[str, float], ...] | None = None  # left-out hits of each normalisation tried, once outlined
     masked: bool = False  # whether the server only ever sees sums over sites; then it keeps no contributions either
 
     def __post_init__(self) -> None:
@@ -132,11 +137,6 @@ class Terms:
                 f"terms with landmarks={method.landmarks!r} given: landmarks of a file work within one process so far. "
                 "Use 'federation' or 'free'"
             )
-        if method.normalise == "centred":
-            raise InputError(
-                "terms with normalise='centred' given: it needs moments of square roots, which sites do not send. "
-                f"Use {', '.join(OF_MACHINES)} or auto"
-            )
 
     def _check_landmarked(self) -> None:
         method = self.method
@@ -145,10 +145,10 @@ class Terms:
                 "terms with map='landmarks' and bits=0 given: between machines statistics of landmarks are integers. "
                 "Leave bits out, or give 8 to 32, or use map='random'"
             )
-        if method.landmarks == "federation" and method.normalise not in (*OF_MACHINES, "auto"):
+        if method.landmarks == "federation" and method.normalise not in (*OF_ONE_LENGTH, "auto"):
             raise InputError(
                 f"terms with map='landmarks' and normalise={method.normalise!r} given: rows of any length have moments "
-                f"of any size, which no agreed integers hold. Use normalise={', '.join(OF_MACHINES)} or auto, or "
+                f"of any size, which no agreed integers hold. Use normalise={', '.join(OF_ONE_LENGTH)} or auto, or "
                 "landmarks='free'"
             )
 
@@ -192,7 +192,17 @@ class Terms:
     @property
     def outlined(self) -> bool:
         """Whether all is fixed but the landmarks."""
-        return self.most_rows is not None and not self.settled
+        return self.most_rows is not None and not (self.settled or self.pilots)
+
+    @property
+    def pilots(self) -> bool:
+        """Whether a pilot chooses the normalisation, before or while it does so."""
+        return self.landmarked and self.method.normalise == "auto"
+
+    @property
+    def trying(self) -> bool:
+        """Whether these are the terms of the pilot itself."""
+        return self.pilots and self.most_rows is not None
 
     @property
     def row_limit(self) -> int | None:
@@ -358,6 +368,12 @@ class Description:
     n_features: int
     class_names: tuple[str, ...]  # of those rows
     moments: Moments | None = None  # if the normalisation needs them
+    described: Described | None = None  # instead of them, if a pilot chooses the normalisation
+    unsuited: tuple[str, ...] = ()  # normalisations under which one of its rows drowns the others
+
+    def behind(self, how: str) -> Moments | None:
+        """The moments that a normalisation is made from."""
+        return self.moments if self.described is None else self.described.behind(how)
 
 
 def of_one_width(draft: Terms, described: Sequence[Description]) -> tuple[list[Description], list[Description]]:
@@ -378,11 +394,35 @@ def of_one_width(draft: Terms, described: Sequence[Description]) -> tuple[list[D
     return kept, [each for each in described if each.n_features != width]
 
 
-def settle(draft: Terms, described: Sequence[Description]) -> Terms:
+def settle(draft: Terms, described: Sequence[Description], how: str | None = None) -> Terms:
     """The draft with everything fixed that it left open: the same for the same descriptions in any order.
 
-    With landmarks it is an outline: they are still to be drawn.
+    ``how`` is the normalisation that a pilot chose. With landmarks it is an outline: they are still to be drawn.
     """
+    base, counted = _common(draft, described)
+    how, n_features = how or draft.method.normalise, base.n_features or 0
+    d_primary, d_refinement = draft.method.widths(sum(counted), n_features)
+    check_weights(d_primary, base.n_classes)
+    shared = normaliser(how, _summed(described, how) if needs_moments(how) else None)
+    bits = draft.method.integers(counted, d_primary)
+    method = replace(draft.method, d_primary=d_primary, d_refinement=d_refinement, normalise=shared.how, bits=bits)
+    terms = replace(base, method=method)
+    if shared.mean is not None and shared.std is not None:
+        terms = replace(terms, mean=tuple(shared.mean.tolist()), std=tuple(shared.std.tolist()))
+    if terms.landmarked:
+        return _outline(terms, counted)
+    primary, refinement = terms._draw(torch.zeros(1, 1))
+    return replace(terms, fingerprints=(primary.fingerprint, refinement.fingerprint))
+
+
+def trial(draft: Terms, described: Sequence[Description]) -> tuple[Terms, int]:
+    """The terms of a pilot, whose normalisation and width are open still, and how many rows count of all clients."""
+    base, counted = _common(draft, described)
+    return replace(base, most_rows=max(counted)), sum(counted)
+
+
+def _common(draft: Terms, described: Sequence[Description]) -> tuple[Terms, list[int]]:
+    """The draft with classes, features and the cap fixed, and the rows of each client that count."""
     if not described:
         raise InputError("nobody has described its rows yet, so the terms cannot be settled")
     n_features = draft.n_features or described[0].n_features
@@ -392,21 +432,9 @@ def settle(draft: Terms, described: Sequence[Description]) -> Terms:
             f"features of width {odd[0].n_features} at {odd[0].client}, of width {n_features} elsewhere: "
             "all sites must use the same backbone"
         )
-    names = draft.class_names or _classes(described)
-    method, cap = draft.method, draft.max_rows or _cap(draft, described)
+    names, cap = draft.class_names or _classes(described), draft.max_rows or _cap(draft, described)
     counted = [min(each.n_samples, cap or each.n_samples) for each in described]
-    d_primary, d_refinement = method.widths(sum(counted), n_features)
-    check_weights(d_primary, len(names))
-    shared = normaliser(method.normalise, _summed(described) if needs_moments(method.normalise) else None)
-    bits = method.integers(counted, d_primary)
-    method = replace(method, d_primary=d_primary, d_refinement=d_refinement, normalise=shared.how, bits=bits)
-    terms = replace(draft, class_names=names, n_features=n_features, method=method, max_rows=cap)
-    if shared.mean is not None and shared.std is not None:
-        terms = replace(terms, mean=tuple(shared.mean.tolist()), std=tuple(shared.std.tolist()))
-    if terms.landmarked:
-        return _outline(terms, counted)
-    primary, refinement = terms._draw(torch.zeros(1, 1))
-    return replace(terms, fingerprints=(primary.fingerprint, refinement.fingerprint))
+    return replace(draft, class_names=names, n_features=n_features, max_rows=cap), counted
 
 
 def _outline(terms: Terms, counted: Sequence[int]) -> Terms:
@@ -483,12 +511,10 @@ def check_class_names(names: Sequence[str]) -> None:
             raise InputError(f"class name {printable(name)!r} given; it must have no control characters")
 
 
-def _summed(described: Sequence[Description]) -> Moments:
+def _summed(described: Sequence[Description], how: str) -> Moments:
     """The federation's moments, added in the order of the clients' names."""
-    found = [each.moments for each in sorted(described, key=lambda each: each.client) if each.moments is not None]
+    behind = [each.behind(how) for each in sorted(described, key=lambda each: each.client)]
+    found = [each for each in behind if each is not None]
     if len(found) < len(described):
         raise InputError("this normalisation needs the moments of every client")
-    summed = found[0]
-    for each in found[1:]:
-        summed = summed + each
-    return summed
+    return reduce(add, found)

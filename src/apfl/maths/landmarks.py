@@ -33,13 +33,16 @@ from apfl.maths.turning import Turning, turning
 __all__ = [
     "JITTER",
     "ROWS_FOR_EACH_COLUMN",
+    "SYNTHETIC",
     "LandmarkMap",
     "Spread",
     "draw_points",
+    "independent",
     "kernel",
     "landmark_bits",
     "landmark_map",
     "no_spread",
+    "rounded_landmarks",
     "spread",
 ]
 
@@ -47,6 +50,7 @@ JITTER = 1e-6  # of k(v, v) = 1; L^-1 then amplifies rounding a thousandfold at 
 _ROWS = 8192  # whose products are added in their own precision
 _ENTRIES = 2**16  # of the kernel at a time, so that they stay in the cache
 FEW_COLUMNS = 32  # below, 4 bits leave too few places for landmarks to differ, and 8 weigh little
+SYNTHETIC = 1024  # points that tell the mean square of each column of phi
 ROWS_FOR_EACH_COLUMN = 4  # a covariance of fewer rows is mostly noise: its diagonal serves better
 
 
@@ -172,6 +176,10 @@ class LandmarkMap:
             return self
         return replace(self, points=self.points.to(features.device), scale=self.scale.to(features.device))
 
+    def subset(self, kept: Tensor) -> LandmarkMap:
+        """The map of the landmarks at these places, in their order."""
+        return self if len(kept) == self.width else replace(self, points=self.points[kept])
+
     def mean_squares(self, points: Tensor) -> Tensor:
         """D (d,), the mean square of each column of R^-1 phi over synthetic points: the unit of what travels."""
         return self.basis.turn(self(points)).double().square().mean(0).clamp_min(JITTER**2)
@@ -244,17 +252,20 @@ def landmark_map(points: Tensor) -> LandmarkMap:
     >>> float(landmark_map(rows)(torch.randn(10, 3)).norm(dim=1).max()) <= 1
     True
     """
+    made = rounded_landmarks(points)
+    return made.subset(independent(made))
+
+
+def rounded_landmarks(points: Tensor) -> LandmarkMap:
+    """These landmarks (d, l), rounded, all of them: the same to the last bit on every machine."""
     points = points.to(torch.float64)
     most = 2 ** (landmark_bits(points.shape[1]) - 1) - 1
     scale = (points.abs().amax(0) / most).float()
     scale = torch.where(scale == 0, 1, scale)
-    rounded = (points / scale.double()).round().clamp(-most, most).to(torch.int8)
-    made = LandmarkMap(rounded, scale)
-    kept = _independent(made)
-    return made if len(kept) == len(rounded) else replace(made, points=rounded[kept])
+    return LandmarkMap((points / scale.double()).round().clamp(-most, most).to(torch.int8), scale)
 
 
-def _independent(made: LandmarkMap) -> Tensor:
+def independent(made: LandmarkMap) -> Tensor:
     """The places of landmarks that stand clear of the span of the others, by a pivoted Cholesky factorisation."""
     landmarks, (factor, failed) = made.landmarks, made._factorised
     if not failed and float(factor.diagonal().square().min()) > 2 * JITTER:  # one of them is there in any case

@@ -13,14 +13,23 @@ from torch import Tensor
 
 from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.maths.hits import best_of, prefer
 from apfl.maths.leaveout import Leaving, leaving
 from apfl.maths.machine import over_clients
 from apfl.maths.normalise import Normaliser, check_features
 from apfl.maths.personalise import Auto, Choice, Rows, leave_out, solve_primary
-from apfl.maths.pilot import BITS, CANDIDATES, Described, describe, pilot_map, pilot_points, pilot_rows
-from apfl.maths.wire import Traffic, publication_bytes, table_bytes
-from apfl.methods._streams import SYNTHETIC, Published, Streams, own_seed, summed_landmarks
+from apfl.maths.pilot import (
+    BITS,
+    CANDIDATES,
+    Candidate,
+    candidate,
+    describe,
+    fits,
+    judge,
+    pilot_bytes,
+    pilot_rows,
+)
+from apfl.maths.wire import Traffic
+from apfl.methods._streams import Published, Streams, own_seed, summed_landmarks
 
 __all__ = ["Pilot", "pilot"]
 
@@ -39,12 +48,11 @@ class Pilot:
         return replace(streams, traffic=self.traffic + streams.traffic, account=account)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Trial:
     """One candidate."""
 
-    hits: float
-    n_rows: int  # that were left out, copies not counted
+    tables: Sequence[Tensor]  # of each client
     width: int
     gamma: float
     sizes: Sequence[int]  # bytes of each client's statistics
@@ -64,18 +72,18 @@ def pilot(
     together = [leaving(shard.features, shard.labels, shard.groups) for shard in some]
 
     def tried(how: str) -> _Trial:
-        return _try(some, n_classes, scalings[how], shared, together, choice, gamma, sketch, bits, seed)
+        drawn = candidate(scalings[how], shared, seed, like=features[0])
+        return _try(some, n_classes, drawn, together, choice, gamma, sketch, bits, seed)
 
-    trials = {how: tried(how) for how in CANDIDATES if how == usual or _usable(how, features)}
-    hits = {how: trial.hits for how, trial in trials.items()}
-    chosen = prefer(hits, trials[usual].n_rows, usual)
-    check_features(chosen, features)
-    account = {
-        "usual": usual, "rows": trials[usual].n_rows, "width": {how: trial.width for how, trial in trials.items()},
-        "hits": {how: round(trial.hits, 2) for how, trial in trials.items()},
-        "gamma": {how: trial.gamma for how, trial in trials.items()},
-    }  # fmt: skip
-    return Pilot(scalings[chosen], account, _traffic(trials, features[0].shape[1], n_classes, choice, sketch, bits))
+    trials = {how: tried(how) for how in CANDIDATES if how == usual or fits(how, features)}
+    tables = [torch.stack(own) for own in zip(*(trial.tables for trial in trials.values()), strict=True)]
+    n_rows = [len(shard) - int(own.copies.sum()) for shard, own in zip(some, together, strict=True)]
+    judged = judge([*trials], tables, n_rows, usual)
+    check_features(judged.normalise, features)
+    widths = {how: trial.width for how, trial in trials.items()}
+    account = judged.account(widths, {how: trial.gamma for how, trial in trials.items()})
+    traffic = _traffic(trials, clients, n_classes, choice, sketch, bits)
+    return Pilot(scalings[judged.normalise], account, traffic)
 
 
 def _some_rows(clients: Sequence[Shard], seed: int) -> list[Shard]:
@@ -89,34 +97,20 @@ def _some_rows(clients: Sequence[Shard], seed: int) -> list[Shard]:
 
 
 def _traffic(
-    trials: Mapping[str, _Trial], n_features: int, n_classes: int, choice: Choice, sketch: int, bits: int
+    trials: Mapping[str, _Trial], clients: Sequence[Shard], n_classes: int, choice: Choice, sketch: int, bits: int
 ) -> Traffic:
-    """What the pilot adds, in two exchanges: the moments before them are counted with the normalisation.
-
-    Up: two more sets of moments, and of each candidate the statistics and the table of hits. Down: the mean and the
-    standard deviation of all three sets, and of each candidate the publication.
-    """
-    dtype = torch.int16 if bits else torch.float64
-    fixed = 2 * (16 * n_features + 24) + len(trials) * table_bytes(choice.grid(1.0).shape)
-    up = [fixed + sum(own) for own in zip(*(trial.sizes for trial in trials.values()), strict=True)]
-    down = sum(publication_bytes(trial.width, n_classes, sketch=sketch, dtype=dtype) for trial in trials.values())
-    return Traffic({"pilot": up}, {"pilot": 3 * 16 * n_features + down}, 2)
-
-
-def _usable(how: str, features: Sequence[Tensor]) -> bool:
-    """Whether no row drowns the others under this normalisation."""
-    try:
-        check_features(how, features)
-    except InputError:
-        return False
-    return True
+    """What the pilot adds, in two exchanges: the moments before them are counted with the normalisation."""
+    widths, dtype = [trial.width for trial in trials.values()], torch.int16 if bits else torch.float64
+    n_features, n_samples = clients[0].features.shape[1], sum(map(len, clients))
+    fixed = pilot_bytes(widths, n_features, n_classes, n_samples, choice.grid(1.0).shape, sketch, dtype)
+    up = [fixed.up + sum(own) for own in zip(*(trial.sizes for trial in trials.values()), strict=True)]
+    return Traffic({"pilot": up}, {"pilot": fixed.down}, 2)
 
 
 def _try(
     clients: Sequence[Shard],
     n_classes: int,
-    scaling: Normaliser,
-    shared: Described,
+    drawn: Candidate,
     together: Sequence[Leaving],
     choice: Choice,
     gamma: float | Auto,
@@ -125,22 +119,18 @@ def _try(
     seed: int,
 ) -> _Trial:
     """Map, sum, solve, leave out: the method itself, narrow and without its refinements."""
-    device = clients[0].features.device
-    drawn = pilot_map(scaling, shared, sum(map(len, clients)), 2 * seed).like(clients[0].features)
-    columns = (
-        drawn.mean_squares(pilot_points(scaling, shared, SYNTHETIC, 2 * seed + 1).to(device).float()) if bits else None
-    )
+    device, feature_map = clients[0].features.device, drawn.feature_map
+    columns, purpose = drawn.mean_squares if bits else None, f"pilot {drawn.scaling.how}"
     repeats = [(int(own.copies.sum()), None) for own in together]
-    made = summed_landmarks(clients, n_classes, scaling, drawn, columns, BITS, seed, repeats)
+    made = summed_landmarks(clients, n_classes, drawn.scaling, feature_map, columns, BITS, seed, repeats, purpose)
     phis, summed = made.phis, replace(made.stats, n_copies=sum(n_copies for n_copies, _ in repeats), echo=None)
     primary = solve_primary(summed, gamma)
     told = (Published.of(primary) if bits else primary).with_leverage(sketch, seed)
-    tried = choice.grid(primary.unit(drawn.width))
+    tried = choice.grid(primary.unit(feature_map.width))
 
     def table(k: int) -> Tensor:
         rows = Rows(phis[k], phis[k], clients[k].labels, *together[k])
         return leave_out(rows, told, choice.smoothing, tried).table
 
     tables = over_clients(table, range(len(clients)), device)
-    _, hits = best_of(torch.stack(tables).sum(0))
-    return _Trial(hits, summed.n_samples - summed.n_copies, drawn.width, primary.gamma, made.sizes)
+    return _Trial(tables, feature_map.width, primary.gamma, made.sizes)

@@ -16,13 +16,13 @@ from apfl.data.federation import Shard
 from apfl.data.load import load_dataset
 from apfl.errors import InputError
 from apfl.maths.centred import centred, within
-from apfl.maths.landmarks import draw_points, landmark_map
+from apfl.maths.landmarks import SYNTHETIC, draw_points, landmark_map
 from apfl.maths.machine import check_width, over_clients
 from apfl.maths.noise import FEWEST_BITS, SENSITIVITY, IntegerRows, gamma_for, positive, sums_excess
 from apfl.maths.normalise import Normaliser, check_features, described, needs_moments, normaliser
 from apfl.maths.privacy import epsilon_spent, noise_multiplier
 from apfl.maths.wire import Traffic, landmarks_bytes
-from apfl.methods._streams import SYNTHETIC, Streams, public_origin
+from apfl.methods._streams import Streams, public_origin
 
 __all__ = ["PRIVATE_BITS", "WIDTH", "Noise", "Privacy", "check_private", "private_streams"]
 

@@ -19,6 +19,7 @@ from apfl.maths.centred import CentredMap
 from apfl.maths.integers import OF_ONE_LENGTH, Encoding, Repeats, Rounding, dither, spectral_bound
 from apfl.maths.landmarks import (
     ROWS_FOR_EACH_COLUMN,
+    SYNTHETIC,
     LandmarkMap,
     Spread,
     draw_points,
@@ -50,7 +51,6 @@ __all__ = [
 ]
 
 Map = FeatureMap | LandmarkMap
-SYNTHETIC = 1024  # points that tell the mean square of each column
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,15 +180,19 @@ def summed_landmarks(
     bits: int,
     seed: int,
     repeats: Sequence[Repeats] | None = None,
+    purpose: str = "statistics",
 ) -> Summed:
-    """One map for all clients' rows; without ``columns`` nothing is rounded."""
+    """One map for all clients' rows; without ``columns`` nothing is rounded.
+
+    No two messages of a client are rounded by the same random numbers: ``purpose`` tells them apart.
+    """
     if columns is None:
         phis, stats = mapped_and_summed(clients, n_classes, normalise, drawn)
         return Summed(phis, stats, upload_bytes(clients, stats))
     phis = _mapped(clients, normalise, drawn)
     rounding = Rounding.for_rows(bits, max(map(len, clients)))
     encoding = Encoding(rounding, columns, n_classes, drawn.basis)
-    return _rounded(clients, phis, encoding, seed, repeats or [(0, None)] * len(clients))
+    return _rounded(clients, phis, encoding, seed, repeats or [(0, None)] * len(clients), purpose)
 
 
 def draw_landmarks(d: int, seed: int, shared: Spread, like: Tensor) -> tuple[LandmarkMap, Tensor]:
@@ -222,13 +226,18 @@ def _mapped(clients: Sequence[Shard], normalise: Normaliser, drawn: LandmarkMap)
 
 
 def _rounded(
-    clients: Sequence[Shard], phis: Sequence[Tensor], encoding: Encoding, seed: int, repeats: Sequence[Repeats]
+    clients: Sequence[Shard],
+    phis: Sequence[Tensor],
+    encoding: Encoding,
+    seed: int,
+    repeats: Sequence[Repeats],
+    purpose: str,
 ) -> Summed:
     """The sum of the statistics as their integers tell them."""
     device, rounding, outside, sizes = clients[0].features.device, encoding.rounding, 0, []
     summed = torch.zeros(encoding.layout.size, dtype=torch.int64, device=device)
     for k, shard in enumerate(clients):
-        draw, targets = dither(own_seed(seed, k), "statistics", device), one_hot(shard.labels, encoding.n_classes)
+        draw, targets = dither(own_seed(seed, k), purpose, device), one_hot(shard.labels, encoding.n_classes)
         integers, saturated = encoding.encode_rows(phis[k], targets, draw, repeats[k])
         summed += integers
         sizes.append(encoding.packing(integers).n_bytes)

@@ -25,6 +25,8 @@ def status_view(status: Mapping[str, Any], expected: Sequence[str] = (), lines: 
     """Who joined, answered and is late; bytes; membership; accuracy where it was reported; what happened last."""
     parts: list[RenderableType] = [_sites(status, expected)]
     parts.append(Text(f"{_publication(status)}   received {human_bytes(status['bytes_up'])}"))
+    if status.get("pilot") or status["phase"] == "piloting":
+        parts.append(Text(_pilot(status.get("pilot"))))
     if status.get("masked"):
         parts.append(Text(_masked(status["masked"])))
     if status.get("admitted"):
@@ -73,6 +75,14 @@ def _publication(status: Mapping[str, Any]) -> str:
         f"publication {current}: {latest['n']:,} rows of {len(members)} sites ({', '.join(members)}), "
         f"gamma {latest['gamma']:.3g}"
     )
+
+
+def _pilot(chosen: Mapping[str, Any] | None) -> str:
+    """What the pilot chose, and what the alternatives scored."""
+    if chosen is None:
+        return "a pilot is under way: sites try every normalisation on a narrow map"
+    hits = ", ".join(f"{how} {n:g}" for how, n in sorted(chosen["hits"].items(), key=lambda each: -each[1]))
+    return f"normalisation {chosen['normalise']}; left-out rows right in the pilot, of {chosen['rows']:,}: {hits}"
 
 
 def _masked(known: Mapping[str, Any]) -> str:

@@ -17,7 +17,10 @@ class Answers:
         ledger = coordinator.ledger
         self.settled = coordinator.settled
         self.spreading = coordinator.spreading
-        self.describing = not (self.settled or self.spreading)
+        self.piloting = coordinator.piloting
+        self.describing = not (self.settled or self.spreading or self.piloting)
+        self.tried = ledger.piloted("statistics")
+        self.judged = ledger.piloted("table")
         self.terms = coordinator.agreed.to_json().encode()
         self.gone = ledger.gone()
         self.described = ledger.answered("descriptions")

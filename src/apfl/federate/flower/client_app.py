@@ -68,7 +68,9 @@ class Limits:
             )
         if self.terms:
             agreed = Terms.from_json(Path(self.terms).read_bytes())
-            if terms != agreed and (not (terms.settled or terms.outlined) or terms.departs_from(agreed)):
+            if terms != agreed and (
+                not (terms.settled or terms.outlined or terms.trying) or terms.departs_from(agreed)
+            ):
                 raise InputError(f"the server's terms are not those this site agreed to ({self.terms})")
 
     def check_masks(self, terms: Terms) -> None:
@@ -102,6 +104,16 @@ def _masked(site: Site, limits: Limits, given: Payloads) -> Answer:
 def _describe(site: Site, limits: Limits, given: Payloads) -> Answer:
     limits.check(given["terms"])
     return {}, {"description": site.describe(given["terms"])}
+
+
+def _pilot(site: Site, limits: Limits, given: Payloads) -> Answer:
+    limits.check(given["terms"])
+    return {}, {"statistics": site.pilot(given["terms"], given["pilot"])}
+
+
+def _pilot_table(site: Site, limits: Limits, given: Payloads) -> Answer:
+    limits.check(given["terms"])
+    return {}, {"table": site.pilot_table(given["terms"], given["primaries"])}
 
 
 def _spread(site: Site, limits: Limits, given: Payloads) -> Answer:
@@ -181,6 +193,9 @@ def _kept_publication(site: Site, given: Payloads) -> bytes:
     return path.read_bytes()
 
 
+CONTRIBUTING = (_describe, _pilot, _pilot_table, _spread, _statistics, _masked)
+
+
 def _handler(handle: Callable[[Site, Limits, Payloads], Answer]) -> Callable[[Message, Context], Message]:
     def answered(message: Message, context: Context) -> Message:
         config = _configuration(context)
@@ -189,7 +204,7 @@ def _handler(handle: Callable[[Site, Limits, Payloads], Answer]) -> Callable[[Me
         payloads: Payloads = {}
         try:
             given = _instructed(message, context, limits, Path(str(config["folder"])), name)
-            if handle in (_describe, _spread, _statistics, _masked) and not limits.contribute:
+            if handle in CONTRIBUTING and not limits.contribute:
                 settings["declined"] = "this site takes part without contributing"
             else:
                 limits.check_masks(Terms.from_json(given["terms"]))
@@ -238,6 +253,8 @@ def _site(config: dict[str, Setting], name: str) -> Site:
 
 tell_warnings(logging.getLogger("apfl.federate.site"))
 app.query("describe")(_handler(_describe))
+app.train("pilot")(_handler(_pilot))
+app.train("pilot_table")(_handler(_pilot_table))
 app.train("spread")(_handler(_spread))
 app.train("statistics")(_handler(_statistics))
 app.train("masked")(_handler(_masked))

@@ -125,6 +125,10 @@ class Conversation:
             return {"terms": self.coordinator.invitation()}
         assert client is not None
         payloads = {"terms": answers.terms}
+        if phase == "pilot":
+            payloads["pilot"] = self.coordinator.pilot_question()
+        if phase == "pilot_table":
+            payloads["primaries"] = self.coordinator.pilot_primaries()
         if phase == "rejoin":
             payloads["digest"] = (self.coordinator.contribution_of(client) or "").encode()
         if phase in ("statistics", "rejoin", "return"):
@@ -215,6 +219,8 @@ class Conversation:
         """Give the answer to the coordinator, and note what it makes of it."""
         take = {
             "describe": self._receipt("description", self.coordinator.describe),
+            "pilot": self._receipt("statistics", self.coordinator.pilot_statistics),
+            "pilot_table": self._receipt("table", self.coordinator.pilot_table),
             "spread": self._receipt("spread", self.coordinator.spread),
             "statistics": self._receipt("statistics", self.coordinator.accept),
             "rejoin": self._rejoined,
@@ -267,22 +273,47 @@ class Conversation:
         if waiting and not self._late():
             return False
         decide = {
-            "describe": self._settle, "spread": self._draw, "statistics": self._publish, "table": self._choose,
-            "refine": self._publish,
+            "describe": self._settle, "pilot": self._try, "pilot_table": self._prefer, "spread": self._draw,
+            "statistics": self._publish, "table": self._choose, "refine": self._publish,
         }  # fmt: skip
         return decide[phase](answers, waiting)
 
     def _settle(self, answers: Answers, waiting: set[str]) -> bool:
         if len(answers.described) < self.coordinator.draft.quorum:
             return False
-        if self.coordinator.draft.landmarked:
-            self.coordinator.outline()
-        if not self.coordinator.spreading:
-            self.coordinator.settle()
+        if self.coordinator.draft.pilots:
+            self.coordinator.trial()
+            event = "piloting"
+        else:
+            event = self._outlined()
         described = self._answers().described
         left_out = sorted(answers.described - described)  # their features have another width
-        event = "outlined" if self.coordinator.spreading else "settled"
         self.events(event, clients=sorted(described), late=sorted(waiting), left_out=left_out)
+        return True
+
+    def _outlined(self) -> str:
+        """Fix what can be fixed without the landmarks, or all if these need nothing more; the event."""
+        if self.coordinator.draft.landmarked:
+            self.coordinator.outline()
+        if self.coordinator.spreading:
+            return "outlined"
+        self.coordinator.settle()
+        return "settled"
+
+    def _try(self, answers: Answers, waiting: set[str]) -> bool:
+        if len(answers.tried) < self.coordinator.draft.quorum:
+            return False
+        self.coordinator.pilot_primaries()
+        self.events("tried", clients=sorted(answers.tried), late=sorted(waiting))
+        return True
+
+    def _prefer(self, answers: Answers, waiting: set[str]) -> bool:
+        if len(answers.judged) < self.coordinator.draft.quorum:
+            return False
+        event = self._outlined()
+        chosen = self.coordinator.agreed
+        self.events("piloted", normalise=chosen.method.normalise, hits=dict(chosen.pilot or ()))
+        self.events(event, clients=sorted(answers.judged), late=sorted(waiting))
         return True
 
     def _draw(self, answers: Answers, waiting: set[str]) -> bool:
@@ -312,7 +343,7 @@ class Conversation:
         """Who has yet to answer in this stage."""
         phase, sites = _stage(answers), {client for client in self.sites.online.values() if client}
         waiting = {site for site in sites if self._owes(site, "rejoin", answers)}
-        if phase in ("describe", "spread", "statistics") and answers.first:
+        if phase in ("describe", "pilot", "pilot_table", "spread", "statistics") and answers.first:
             sites |= self.sites.admitted
         waiting |= {site for site in sites if self._owes(site, phase, answers)}
         # One without a name may say it with its description; once that has failed, nothing more will come.
@@ -340,6 +371,8 @@ Taker = Callable[[Ask, str, dict[str, bytes]], Receipt]
 
 def _stage(answers: Answers) -> str:
     """The phase whose answers decide how it goes on."""
+    if answers.piloting:
+        return "pilot" if answers.piloting == "statistics" else "pilot_table"
     if not answers.settled:
         return "spread" if answers.spreading else "describe"
     if answers.current is None:

@@ -208,7 +208,7 @@ class Replies:
         """The most objects that an answer consists of."""
         ledger = Ledger(self.folder, writer=False)
         try:
-            fixed = (ledger.get(what) for what in ("terms", "outline", "draft"))
+            fixed = (ledger.get(what) for what in ("terms", "outline", "trial", "draft"))
             terms = Terms.from_json(next(filter(None, fixed), "{}"))
         finally:
             ledger.close()

@@ -32,6 +32,11 @@ PHASES = {
     phase.name: phase
     for phase in (
         Phase("describe", "query.describe", lambda site, a: a.describing and site not in a.described),
+        Phase("pilot", "train.pilot", lambda site, a: a.piloting == "statistics" and site in a.described - a.tried),
+        Phase(
+            "pilot_table", "train.pilot_table",
+            lambda site, a: a.piloting == "tables" and site in a.tried - a.judged,
+        ),
         Phase("spread", "train.spread", lambda site, a: a.spreading and site in a.described - a.spread),
         Phase("rejoin", "train.rejoin", lambda site, a: site in a.earlier),
         Phase("return", "train.return", lambda site, a: a.settled and site in a.gone),
