@@ -156,7 +156,7 @@ class StreamedSite(Site):
 
     def _part(self, terms: Terms) -> Part:
         """The part under these terms, or how to make it."""
-        stage = stage_of(terms, self.agreed_landmarks(terms) if terms.settled else None)
+        stage = stage_of(terms)
         path = self._files.get(terms.digest)
         if path is not None:
             return read_part(path, stage)
