@@ -55,7 +55,8 @@ def sum(
     with Counter("rows", 0) as counter:
         run = Pass(stage, shards, target, given, share, show=counter.show)
         if agreed.n_features:
-            megabytes = pass_bytes(agreed, agreed.n_features) / 1e6
+            parquet = any(path.suffix.lower() == ".parquet" for path in shards)
+            megabytes = pass_bytes(agreed, agreed.n_features, parquet=parquet) / 1e6
             err.print(f"memory: about {megabytes:.0f} MB, whatever the number of rows", highlight=False)
         try:
             part = run.run()

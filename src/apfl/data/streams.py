@@ -180,7 +180,8 @@ class _Parquet:
     def _reading(self) -> Any:
         arrow = optional("pyarrow", "tables")
         try:
-            return optional("pyarrow.parquet", "tables").ParquetFile(self.path)
+            # Piece by piece: otherwise all columns of a row group are in memory at once, with all their rows.
+            return optional("pyarrow.parquet", "tables").ParquetFile(self.path, buffer_size=2**16, pre_buffer=False)
         except (OSError, arrow.ArrowException) as error:
             raise InputError(f"{self.path} cannot be read as parquet ({error})") from error
 
