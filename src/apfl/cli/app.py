@@ -42,7 +42,7 @@ class Commands(LazyGroup):
         "run": "apfl.cli.run", "features": "apfl.cli.features", "bench": "apfl.cli.bench", "rerun": "apfl.cli.rerun",
         "table": "apfl.cli.report", "plot": "apfl.cli.report", "report": "apfl.cli.report", "track": "apfl.cli.report",
         "predict": "apfl.cli.predict", "export": "apfl.cli.models", "methods": "apfl.cli.models",
-        "verify": "apfl.cli.models", "doctor": "apfl.cli.doctor",
+        "verify": "apfl.cli.models", "doctor": "apfl.cli.doctor", "cost": "apfl.cli.cost",
         "stats": typer.Typer(
             cls=Stats, no_args_is_help=True, rich_markup_mode="rich",
             help="Make the statistics of a site of any size, shard by shard.",

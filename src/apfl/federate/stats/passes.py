@@ -163,7 +163,7 @@ def batch_rows(width: int, n_features: int) -> int:
 def pass_bytes(terms: Terms, n_features: int, *, parquet: bool = False) -> int:
     """Peak bytes of a pass, whatever the number of rows.
 
-    A Parquet file takes a page and a dictionary of each column, a megabyte each.
+    A Parquet file takes pages and a dictionary of each column, about four megabytes.
 
     Under settled terms: the part and that of the current shard (two words for each sum), their copy as they are
     written, the sums of a block, the map's factor, and the rows at a time.
@@ -175,7 +175,7 @@ def pass_bytes(terms: Terms, n_features: int, *, parquet: bool = False) -> int:
         sums = 3 * words + 3 * width**2 + width * n_features
     else:
         sums = 4 * n_features**2 if terms.outlined and terms.spread == "full" else 300 * n_features
-    return INTERPRETER + 8 * (sums + rows) + 24 * BLOCK + (2 * 2**20 * n_features if parquet else 0)
+    return INTERPRETER + 8 * (sums + rows) + 24 * BLOCK + (4 * 2**20 * n_features if parquet else 0)
 
 
 def _together(path: Path, part: Part | None, own: Part) -> Part:
