@@ -43,7 +43,7 @@ def sum(
 
     Under an invitation: rows of each class and the moments of features. Under an
     outline: the moments that landmarks are drawn from. Under settled terms: the
-    statistics. If it is interrupted or killed, the same command goes on.
+    statistics. If it is interrupted or killed, run the same command again.
     """
     from apfl.federate.stats.passes import Pass, pass_bytes
     from apfl.federate.stats.stages import stage_of
