@@ -199,8 +199,8 @@ def refinement_of_sums(own: Statistics, primary: Tensor, beta: float) -> Tensor:
 
     >>> rows, targets = torch.eye(2).double(), torch.eye(2).double()
     >>> from apfl.maths.ridge import statistics
-    >>> refinement_of_sums(statistics(rows, targets), torch.zeros(2, 2).double(), 1.0).tolist()
-    [[0.5, 0.0], [0.0, 0.5]]
+    >>> refinement_of_sums(statistics(rows, targets), torch.zeros(2, 2).double(), 3.0).tolist()
+    [[0.25, 0.0], [0.0, 0.25]]
     """
     residual = torch.addmm(own.crosscorrelation, own.autocorrelation, primary, alpha=-1)
     return solve(replace(own, crosscorrelation=residual), beta)
