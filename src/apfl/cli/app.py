@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version as version_of
 from typing import Annotated, ClassVar
 
+import click
 import typer
 
 from apfl.cli.lazy import Homes, LazyGroup
@@ -23,6 +24,17 @@ class Federate(LazyGroup):
     }  # fmt: skip
 
 
+class Stats(LazyGroup):
+    """``apfl stats SHARD...`` is ``apfl stats sum SHARD...``."""
+
+    homes: ClassVar[Homes] = {"sum": "apfl.cli.stats", "add": "apfl.cli.stats"}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments, with the command that is meant if none is named."""
+        named = args and (args[0] in self.homes or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named or not args else ["sum", *args])
+
+
 class Commands(LazyGroup):
     """``apfl``: experiments, their results, models, federations, this machine."""
 
@@ -30,7 +42,11 @@ class Commands(LazyGroup):
         "run": "apfl.cli.run", "features": "apfl.cli.features", "bench": "apfl.cli.bench", "rerun": "apfl.cli.rerun",
         "table": "apfl.cli.report", "plot": "apfl.cli.report", "report": "apfl.cli.report", "track": "apfl.cli.report",
         "predict": "apfl.cli.predict", "export": "apfl.cli.models", "methods": "apfl.cli.models",
-        "verify": "apfl.cli.models", "doctor": "apfl.cli.doctor",
+        "verify": "apfl.cli.models", "doctor": "apfl.cli.doctor", "cost": "apfl.cli.cost",
+        "stats": typer.Typer(
+            cls=Stats, no_args_is_help=True, rich_markup_mode="rich",
+            help="Make the statistics of a site of any size, shard by shard.",
+        ),
         "federate": typer.Typer(
             cls=Federate, no_args_is_help=True, rich_markup_mode="rich",
             help="Run a federation between machines, on Flower; or simulate one on this machine.",

@@ -30,7 +30,7 @@ PANELS: dict[str, dict[str, str]] = {
         "Storage": "keep_contributions help",
     },
     "federate join": {"Connection": "server name ca key insecure patience"}
-    | {"Data": "data label_column feature_column features drop test_column test_fraction group_column"}
+    | {"Data": "data statistics label_column feature_column features drop test_column test_fraction group_column"}
     | {"What leaves": "terms roster identity show yes min_per_class contribute rejoin report", "Output": "folder help"},
 }
 

@@ -93,7 +93,7 @@ class Counter:
         now = time.monotonic()
         self.start = self.start or (now, done)
         rate = f"{(done - self.start[1]) / max(now - self.start[0], 1e-9):.1f}/s"
-        self.progress.update(self.task, completed=done, rate=rate)
+        self.progress.update(self.task, completed=done, total=total, rate=rate)
         if done == total or now - self.said >= 60:
             self.said = now
             line(f"{self.what}: {done}/{total}, {rate}")

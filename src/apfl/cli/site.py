@@ -42,8 +42,18 @@ __all__ = ["join", "simulate"]
 @data_options(only=TABLE)
 def join(
     server: Annotated[str, typer.Option(help="Server to connect to, HOST:PORT.")],
-    data: Annotated[str, typer.Option(help="Features file or table with labels (.npz, .csv, .parquet).")],
     name: Annotated[str, typer.Option(help="Name of this site, the same as in its key's file name.")],
+    data: Annotated[
+        str | None, typer.Option(help="Features file or table with labels (.npz, .csv, .parquet).", show_default=False)
+    ] = None,
+    statistics: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of --data: part that `apfl stats` made of a site of any size, or folder with the parts of "
+            "all passes.",
+            show_default=False,
+        ),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Folder of this site: model, log, what was sent. \\[default: sites/NAME]")
     ] = None,
@@ -93,7 +103,7 @@ def join(
     *,
     source: Source,
 ) -> None:
-    """Take part in a federation with the rows of one file.
+    """Take part in a federation with the rows of one file, or with the sums of many.
 
     First lists exactly what will be sent, and asks for confirmation. Rows never
     leave this machine. The personal model is written to
@@ -111,10 +121,11 @@ def join(
     split |= {option: getattr(source, option) for option in TABLE}
     given = {key: value for key, value in split.items() if value is not None}  # the site has the defaults
     _check_quotes(given)
-    from apfl.federate import Site, Terms  # here: what was given wrongly is said without torch, which takes seconds
+    _check_rows(data, statistics, given)
+    from apfl.federate import Terms  # here: what was given wrongly is said without torch, which takes seconds
 
     min_per_class = min_per_class or Terms.min_per_class
-    site = Site.from_file(folder, name, data, **given)  # type: ignore[arg-type]
+    site = _site(folder, name, data, statistics, given)
     _tell_what_leaves(site, terms, min_per_class, contribute)
     _tell_features(site)
     _tell_changes(site, rejoin)
@@ -128,11 +139,34 @@ def join(
     config: dict[str, Any] = {
         "min-per-class": min_per_class, "contribute": contribute, "rejoin": rejoin, "report": report,
         "terms": _absolute(terms), "authority": "" if insecure else _absolute(ca),
-        "roster": _absolute(roster), "identity": _absolute(identity),
+        "roster": _absolute(roster), "identity": _absolute(identity), "statistics": _absolute(statistics),
         **{key.replace("_", "-"): value for key, value in given.items()},
     }  # fmt: skip
-    rows = str(Path(data).absolute()) if Path(data).exists() else data
+    rows = str(Path(data).absolute()) if data and Path(data).exists() else data or ""
     _connect(Connection(folder, name, rows, server, None if insecure else ca, key, config), patience)
+
+
+def _check_rows(data: str | None, statistics: Path | None, given: dict[str, Any]) -> None:
+    """Rows come from a file, or their sums from parts."""
+    if (data is None) == (statistics is None):
+        raise InputError("give the rows of this site with --data, or the parts of `apfl stats` with --statistics")
+    if statistics is None:
+        return
+    if given:
+        option = next(iter(given)).replace("_", "-")
+        raise InputError(f"--{option} and --statistics given; a part has no rows to choose from: leave the option out")
+    if not statistics.exists():
+        raise InputError(f"there is no file or folder {statistics}; make the parts with `apfl stats`")
+
+
+def _site(folder: Path, name: str, data: str | None, statistics: Path | None, given: dict[str, Any]) -> Site:
+    if statistics is not None:
+        from apfl.federate.stats.site import StreamedSite
+
+        return StreamedSite(folder, name, statistics)
+    from apfl.federate import Site
+
+    return Site.from_file(folder, name, data or "", **given)
 
 
 def _absolute(path: Path | None) -> str:

@@ -6,12 +6,13 @@ import gzip
 import re
 import zlib
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from apfl.errors import InputError, optional
 
-__all__ = ["ENDINGS", "listed", "read_table"]
+__all__ = ["ENDINGS", "csv_reader", "listed", "read_table"]
 
 LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")  # of JSON, an object each
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", *LINES)
@@ -48,6 +49,30 @@ def _read_text(path: Path) -> Any:
     if delimiter != "," and any(_has_decimal_commas(table.column(i)) for i in range(table.num_columns)):
         return csv.read_csv(path, parse_options=parse, convert_options=csv.ConvertOptions(decimal_point=","))
     return table
+
+
+def csv_reader(path: Path) -> Callable[[Sequence[str] | None, Sequence[str]], Any]:
+    """A function that opens a CSV to be read some rows at a time: these columns (None: all), some of which are numbers.
+
+    The first megabyte says what each other column is.
+    """
+    arrow, csv = optional("pyarrow", "tables"), optional("pyarrow.csv", "tables")
+
+    def opened(columns: Sequence[str] | None, numbers: Sequence[str]) -> Any:
+        kinds = dict.fromkeys(numbers, arrow.float64())
+        convert = csv.ConvertOptions(decimal_point=mark, column_types=kinds, include_columns=columns)
+        return csv.open_csv(path, parse_options=csv.ParseOptions(delimiter=delimiter), convert_options=convert)
+
+    try:
+        delimiter, mark = _delimiter(path), "."
+        with opened(None, ()) as reader:
+            _check_names(path, reader.schema.names)
+            first = arrow.Table.from_batches([reader.read_next_batch()]) if delimiter != "," else None
+    except (OSError, EOFError, zlib.error, StopIteration, arrow.ArrowException) as error:
+        raise InputError(f"{path} cannot be read as CSV ({error})") from error
+    if first is not None and any(map(_has_decimal_commas, first.columns)):
+        mark = ","
+    return opened
 
 
 def _delimiter(path: Path) -> str:

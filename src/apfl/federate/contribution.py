@@ -29,7 +29,7 @@ from apfl.federate.pilot import largest_statistics
 from apfl.federate.plausible import check_counts, check_integers, positive, smallest_eigenvalue
 from apfl.federate.terms import Terms
 from apfl.federate.wire import LARGEST_HEADER, Expected, count, seal, sha256, text, unseal
-from apfl.maths.integers import OF_ONE_LENGTH, Uniform, statistics_layout
+from apfl.maths.integers import OF_ONE_LENGTH, Encoding, Uniform, statistics_layout
 from apfl.maths.leaveout import ECHO
 from apfl.maths.ridge import Statistics, gram, one_hot, statistics
 from apfl.maths.wire import (
@@ -50,6 +50,7 @@ __all__ = [
     "decode",
     "encode",
     "encode_integers",
+    "encode_sums",
     "largest_answer",
     "upload_bytes",
 ]
@@ -100,11 +101,46 @@ def encode_integers(
     encoding = landmarks.encoding(terms)
     with _enough_memory(terms):
         vector, saturated = encoding.encode_rows(phi, one_hot(labels, terms.n_classes), draw, repeats)
-        told, tensors = packed(encoding.packing(vector), vector)
-        header = {**_header("integers", len(phi), terms, client, nonce), "saturated": saturated, **told}
-        sealed = seal(KIND, header, tensors)
+        sealed = _seal_integers(encoding, vector, saturated, terms, client, nonce)
     check(decode(sealed, terms), terms, landmarks)
     return sealed, saturated
+
+
+def encode_sums(
+    stats: Statistics, terms: Terms, landmarks: Landmarks | None, client: str, nonce: str, draw: Uniform
+) -> bytes:
+    """Sums of rows that are no longer at hand as the bytes that a client sends, rounded here."""
+    with _enough_memory(terms):
+        if landmarks is None:
+            sealed = _seal_triangle(stats, terms, client, nonce)
+        else:
+            encoding = landmarks.encoding(terms)
+            vector, saturated = encoding.encode(stats, draw)
+            if saturated:
+                raise InputError(
+                    f"{saturated} of the sums of {client} are beyond the agreed range of the integers: its rows are "
+                    "unlike those that the landmarks were drawn from. Contribute a share of them, or agree on "
+                    "landmarks from moments that include them, in a new federation"
+                )
+            sealed = _seal_integers(encoding, vector, 0, terms, client, nonce)
+    check(decode(sealed, terms), terms, landmarks)
+    return sealed
+
+
+def _seal_integers(encoding: Encoding, vector: Tensor, saturated: int, terms: Terms, client: str, nonce: str) -> bytes:
+    told, tensors = packed(encoding.packing(vector), vector)
+    n = int(vector[encoding.layout.places["n_samples"]])
+    return seal(KIND, {**_header("integers", n, terms, client, nonce), "saturated": saturated, **told}, tensors)
+
+
+def _seal_triangle(stats: Statistics, terms: Terms, client: str, nonce: str) -> bytes:
+    if form_for(stats.n_samples, terms.width) != "triangle":
+        raise InputError(
+            f"sums of {stats.n_samples} rows for {terms.width} columns given; with fewer rows than columns a site "
+            "sends the factor of its rows: join with the rows themselves (--data)"
+        )
+    assert stats.echo is not None
+    return _seal("triangle", message(stats, terms.dtype), terms, client, nonce, Repeats(stats.n_copies, stats.echo))
 
 
 def encode(

@@ -20,7 +20,7 @@ from apfl.maths.normalise import check_features, needs_moments
 from apfl.maths.pilot import CANDIDATES, MOST_ROWS, WIDTH
 from apfl.maths.wire import form_for, statistics_shapes
 
-__all__ = ["WhatLeaves", "names_under", "of_large_classes", "select", "what_leaves", "without_classes"]
+__all__ = ["WhatLeaves", "leaves_of", "names_under", "of_large_classes", "select", "what_leaves", "without_classes"]
 
 
 NEVER = "never: rows, images, labels of single rows, the personal model; metrics only if you say so"
@@ -190,12 +190,19 @@ def what_leaves(train: Shard, class_names: Sequence[str], terms: Terms) -> WhatL
     """What a client with these rows would send."""
     names = names_under(class_names, terms)
     rows = select(train, class_names, terms)
-    labels = rows.labels
     counts, sent = (
         dict(zip(names, torch.bincount(codes, minlength=len(names)).tolist(), strict=True))
-        for codes in (labels, rows.only_shared().labels)
+        for codes in (rows.labels, rows.only_shared().labels)
     )
     own = dict(zip(class_names, torch.bincount(train.labels, minlength=len(class_names)).tolist(), strict=True))
+    unknown = {name: n for name, n in own.items() if n and name not in names}
+    return leaves_of(counts, sent, unknown, train.features.shape[1], terms)
+
+
+def leaves_of(
+    counts: Mapping[str, int], sent: Mapping[str, int], unknown: Mapping[str, int], n_features: int, terms: Terms
+) -> WhatLeaves:
+    """What a client sends, by the rows of each class that it has and that are behind its statistics."""
     shared = {name: n for name, n in sent.items() if n}
     withheld = {name: n for name, n in counts.items() if 0 < n < terms.min_per_class}
     n = sum(shared.values())
@@ -204,8 +211,8 @@ def what_leaves(train: Shard, class_names: Sequence[str], terms: Terms) -> WhatL
         n_samples=n,
         counts=shared,
         withheld=withheld,
-        unknown={name: n for name, n in own.items() if n and name not in names},
-        n_features=train.features.shape[1],
+        unknown=dict(unknown),
+        n_features=n_features,
         width=terms.width if terms.settled else None,
         numbers=numbers,
         n_bytes=n_bytes,
@@ -215,7 +222,7 @@ def what_leaves(train: Shard, class_names: Sequence[str], terms: Terms) -> WhatL
         bits=terms.bits if terms.landmarked else 0,
         spread=_second_moments(terms),
         spread_bytes=None if terms.spread is None else spread_encoding(terms).layout.n_bytes,
-        beyond=len(labels) - n - sum(withheld.values()),
+        beyond=sum(counts.values()) - n - sum(withheld.values()),
         smallest_sum=terms.smallest_sum if terms.masked else 0,
         pilot=len(CANDIDATES) if terms.pilots else 0,
     )

@@ -43,11 +43,11 @@ from apfl.files import make_private, replacing
 from apfl.maths.alone import Comparison
 from apfl.maths.hits import choose
 from apfl.maths.integers import Uniform, dither
-from apfl.maths.landmarks import spread
+from apfl.maths.landmarks import Spread, spread
 from apfl.maths.leaveout import echo, leaving
 from apfl.maths.normalise import described, needs_moments
 from apfl.maths.pilot import CANDIDATES, describe, fits, pilot_rows
-from apfl.models.file import load_model, read, write
+from apfl.models.file import Container, load_model, read, write
 from apfl.models.undecided import in_words, undecided
 
 __all__ = ["Site"]
@@ -183,16 +183,18 @@ class Site:
         path = self.home(terms) / f"spread-{sha256((self._under(terms) + self._fingerprint).encode())[:32]}.safetensors"
         if path.is_file():
             return path.read_bytes()
-        rows = self._contributed(terms)
-        if len(rows) > (terms.most_rows or 0):
+        own = self._spread_of_rows(terms)
+        if own.n_samples > (terms.most_rows or 0):
             raise InputError(
-                f"{len(rows)} rows; the outline was made for at most {terms.most_rows}. The landmarks are drawn "
+                f"{own.n_samples} rows; the outline was made for at most {terms.most_rows}. The landmarks are drawn "
                 "without them, and their statistics can still join"
             )
-        own = spread(terms.normaliser()(rows.features), full=terms.spread == "full")
         data = seal_spread(own, terms, self.name, self._dither(terms, "spread"))
         self.write(terms, path.name, data)
         return data
+
+    def _spread_of_rows(self, terms: Terms) -> Spread:
+        return spread(terms.normaliser()(self._contributed(terms).features), full=terms.spread == "full")
 
     def keep_landmarks(self, agreement: bytes, data: bytes) -> None:
         """Keep the landmarks of these terms; any others are refused."""
@@ -217,21 +219,20 @@ class Site:
                     continue
                 if self._difference(terms, told) is None:
                     return self._kept(terms, digest)
-        rows = self._contributed(terms)
-        data = self._encoded(rows, terms, secrets.token_hex(8) if again else "")
+        data = self._encoded(terms, secrets.token_hex(8) if again else "")
         digest = sha256(data)
         self.write(terms, f"sent-{digest}.safetensors", data)
         sent[digest] = {
             "data": self._fingerprint, "terms": self._under(terms), "order": len(sent),
-            **remembered(rows, terms.class_names or ()),
+            **self._remembered(terms),
         }  # fmt: skip
         self.write(terms, "settled.json", agreement)
         self.write(terms, "sent.json", json.dumps(sent, sort_keys=True).encode())
         return data
 
-    def _encoded(self, rows: Shard, terms: Terms, nonce: str) -> bytes:
-        """The statistics of these rows as they travel."""
-        landmarks = self.agreed_landmarks(terms)
+    def _encoded(self, terms: Terms, nonce: str) -> bytes:
+        """The statistics of the rows that are contributed, as they travel."""
+        rows, landmarks = self._contributed(terms), self.agreed_landmarks(terms)
         phi = agreed_maps(terms, rows.features, landmarks)[0](terms.normaliser()(rows.features))
         copies = leaving(rows.features, rows.labels, None).copies
         repeats = Repeats(int(copies.sum()), echo(rows.features))
@@ -370,6 +371,9 @@ class Site:
         container.settings.update(publication=broadcast.number, about=self.about, **_account(fitted))
         if fitted.alone:
             log.warning(_warning(fitted.comparison, broadcast.number))
+        return self._write_model(container, terms)
+
+    def _write_model(self, container: Container, terms: Terms) -> Path:
         path = self.model_path(terms)
         write(container, path)
         make_private(path)
@@ -512,7 +516,11 @@ class Site:
         """How the rows differ from those that an entry of ``sent.json`` remembers."""
         if told["data"] == self._fingerprint:
             return None
-        return difference(told, remembered(self._usable(terms).only_shared(), terms.class_names or ()))
+        return difference(told, self._remembered(terms))
+
+    def _remembered(self, terms: Terms) -> dict[str, Any]:
+        """What is remembered of the rows that are contributed."""
+        return remembered(self._usable(terms).only_shared(), terms.class_names or ())
 
     @cached_property
     def _fingerprint(self) -> str:

@@ -25,12 +25,67 @@ from apfl.maths.leaveout import ECHO
 from apfl.maths.ridge import Statistics
 from apfl.maths.wire import pack, unpack
 
-__all__ = ["LARGEST", "ExactSum", "IntegerSum", "RunningSum"]
+__all__ = ["LARGEST", "ExactSum", "ExactVector", "IntegerSum", "RunningSum"]
 
 HI, LO = 20, 72  # binary digits after the point
 CARRY = LO - HI
 LARGEST = 2.0**42  # of an entry of the sum: hi then has a bit to spare
 CHUNK = 2**20
+
+
+@dataclass(eq=False)
+class ExactVector:
+    """Numbers of two words each, added to in place: whatever the order and the grouping, the words are the same.
+
+    >>> one, other = ExactVector.zero(1), ExactVector.zero(1)
+    >>> for x in (0.1, 0.2, 0.3): one.add(np.array([x]))
+    >>> for x in (0.3, 0.1, 0.2): other.add(np.array([x]))
+    >>> bool(one.hi == other.hi and one.lo == other.lo), one.values().tolist()
+    (True, [0.6])
+    """
+
+    hi: np.ndarray  # (n,), int64
+    lo: np.ndarray  # (n,), int64
+
+    @staticmethod
+    def zero(size: int) -> ExactVector:
+        """The sum of nothing."""
+        return ExactVector(np.zeros(size, np.int64), np.zeros(size, np.int64))
+
+    def add(self, values: np.ndarray, sign: int = 1) -> None:
+        """Add float64 numbers, each rounded once."""
+        for start in range(0, len(values), CHUNK):
+            some = slice(start, start + CHUNK)
+            x = values[some]
+            hi = np.rint(np.ldexp(x, HI))
+            lo = np.rint(np.ldexp(x - np.ldexp(hi, -HI), LO))  # the difference is exact
+            self.hi[some] += sign * hi.astype(np.int64)
+            self.lo[some] += sign * lo.astype(np.int64)
+            self._carry(some)
+
+    def merge(self, other: ExactVector) -> None:
+        """Add another sum."""
+        for start in range(0, len(self.hi), CHUNK):
+            some = slice(start, start + CHUNK)
+            self.hi[some] += other.hi[some]
+            self.lo[some] += other.lo[some]
+            self._carry(some)
+
+    def _carry(self, some: slice) -> None:
+        """lo stays within half a unit of hi: one form each."""
+        carry = (self.lo[some] + (1 << (CARRY - 1))) >> CARRY
+        self.hi[some] += carry
+        self.lo[some] -= carry << CARRY
+
+    def values(self) -> np.ndarray:
+        """The sums, rounded once to float64."""
+        values: np.ndarray = np.ldexp(self.hi.astype(np.float64), -HI)
+        values += np.ldexp(self.lo.astype(np.float64), -LO)
+        return values
+
+    def largest(self) -> float:
+        """Size of the largest number."""
+        return max(int(self.hi.max(initial=0)), -int(self.hi.min(initial=0))) * 2.0**-HI
 
 
 @dataclass(eq=False)
@@ -81,21 +136,19 @@ class ExactSum:
         self.echo = self.echo + (0 if stats.echo is None else sign * stats.echo.numpy())
 
     def _add(self, values: np.ndarray, offset: int, sign: int) -> None:
-        for start in range(0, len(values), CHUNK):
-            x = values[start : start + CHUNK]
-            hi = np.rint(np.ldexp(x, HI))
-            lo = np.rint(np.ldexp(x - np.ldexp(hi, -HI), LO))  # the difference is exact
-            some = slice(offset + start, offset + start + len(x))
-            self.hi[some] += sign * hi.astype(np.int64)
-            self.lo[some] += sign * lo.astype(np.int64)
-            carry = (self.lo[some] + (1 << (CARRY - 1))) >> CARRY  # lo stays within half a unit of hi: one form each
-            self.hi[some] += carry
-            self.lo[some] -= carry << CARRY
+        own = slice(offset, offset + len(values))
+        ExactVector(self.hi[own], self.lo[own]).add(values, sign)
+
+    def merge(self, other: ExactSum) -> None:
+        """Add another sum."""
+        ExactVector(self.hi, self.lo).merge(ExactVector(other.hi, other.lo))
+        self.counts += other.counts
+        self.n_copies += other.n_copies
+        self.echo = self.echo + other.echo
 
     def statistics(self) -> Statistics:
         """The sum, rounded once to float64."""
-        values = torch.from_numpy(np.ldexp(self.hi.astype(np.float64), -HI))
-        values += torch.from_numpy(np.ldexp(self.lo.astype(np.float64), -LO))
+        values = torch.from_numpy(ExactVector(self.hi, self.lo).values())
         triangle = self.width * (self.width + 1) // 2
         n = self.n_samples
         return Statistics(
@@ -110,7 +163,7 @@ class ExactSum:
 
     def largest(self) -> float:
         """Size of the largest entry."""
-        return float(np.abs(self.hi).max(initial=0)) * 2.0**-HI
+        return ExactVector(self.hi, self.lo).largest()
 
     def copy(self) -> ExactSum:
         """The same sum, to be changed on its own."""

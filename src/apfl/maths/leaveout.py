@@ -42,6 +42,7 @@ __all__ = [
     "LeftOut",
     "echo",
     "fit_refinement",
+    "hashed_copies",
     "hat_basis",
     "hat_of",
     "leaving",
@@ -98,18 +99,34 @@ def leaving(features: Tensor, labels: Tensor, groups: Tensor | None, hashes: Has
     """
     n = len(features)
     first = _first_equal(features, row_hashes(features) if hashes is None else hashes)
-    own = labels.cpu().numpy()
-    differs = own != own[first]
-    repeated = int((np.bincount(first, minlength=n)[first] > 1).sum())
-    if not repeated or differs.sum() > REPEATED * repeated:
-        return Leaving(groups, torch.zeros(n, dtype=torch.bool, device=features.device))
-    copies = torch.from_numpy((first < np.arange(n)) & ~differs).to(features.device)
+    copies = torch.from_numpy(_copies(first, labels.cpu().numpy())).to(features.device)
+    if not bool(copies.any()):
+        return Leaving(groups, copies)
     if groups is None:
         return Leaving(torch.from_numpy(first), copies)
     codes = np.unique(groups.cpu().numpy(), return_inverse=True)[1]
     # A graph of the rows (0 to n - 1) and the groups (from n on).
     edges = coo_array((np.ones(2 * n), (np.tile(np.arange(n), 2), np.concatenate([first, n + codes]))), (2 * n, 2 * n))
     return Leaving(torch.from_numpy(connected_components(edges, directed=False)[1][:n].astype(np.int64)), copies)
+
+
+def _copies(first: Hashes, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which rows are copies, bool (n,), from the place of the first row that equals each."""
+    differs = labels != labels[first]
+    repeated = int((np.bincount(first, minlength=len(first))[first] > 1).sum())
+    if not repeated or differs.sum() > REPEATED * repeated:
+        return np.zeros(len(first), bool)
+    return np.asarray((first < np.arange(len(first))) & ~differs)
+
+
+def hashed_copies(hashes: Hashes, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """The copies of `leaving` by `row_hashes` alone, bool (n,), for rows that are no longer there to be compared.
+
+    >>> hashed_copies(np.array([7, 8, 7]), np.array([0, 1, 0])).tolist()
+    [False, False, True]
+    """
+    _, where, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    return _copies(where[inverse], labels)
 
 
 def with_copies(stats: Statistics, features: Tensor, copies: Tensor) -> Statistics:

@@ -23,18 +23,33 @@ def accepts(source: str) -> Match:
 def load(source: str | Path, *, labels_optional: bool = False) -> Dataset | Samples:
     """Vectors (n, l), or images."""
     path = existing(source)
-    beside = [path.with_suffix(".labels.npy"), path.with_name("labels.npy")]
-    labels = next((file for file in beside if file.is_file()), None)
-    values = _read_npy(path)
+    values = read_npy(path)
+    labels = labels_beside(path)
     if labels is None and not labels_optional:
-        raise InputError(f"{path} holds no labels; put them beside it, as {beside[0].name} or {beside[1].name}")
-    found, more = ({}, []) if labels is None else ({"labels": _read_npy(labels)}, [labels])
+        raise no_labels(path)
+    found, more = ({}, []) if labels is None else ({"labels": read_npy(labels)}, [labels])
     if values.ndim > 2:
         return arrays.from_mapped(path, values, found, *more)
     return from_arrays(path, {"features": values, **found}, *more, labels_optional=labels_optional)
 
 
-def _read_npy(path: Path) -> np.ndarray:
+def labels_beside(path: Path) -> Path | None:
+    """The file with the labels of an array, if there is one."""
+    return next((file for file in _beside(path) if file.is_file()), None)
+
+
+def no_labels(path: Path) -> InputError:
+    """The error that an array has no labels."""
+    first, second = _beside(path)
+    return InputError(f"{path} holds no labels; put them beside it, as {first.name} or {second.name}")
+
+
+def _beside(path: Path) -> tuple[Path, Path]:
+    return path.with_suffix(".labels.npy"), path.with_name("labels.npy")
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """The array, mapped and not read."""
     try:
         return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:

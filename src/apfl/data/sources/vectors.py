@@ -60,7 +60,7 @@ def load(
         )
     if not table.num_rows:
         raise InputError(f"{path} has no rows")
-    found = {"labels": _labels(path, table, label)} if has_labels else {}
+    found = {"labels": labels_in(path, table, label)} if has_labels else {}
     labels, class_names = labels_of(path, found, table.num_rows)
     if for_backbone or text_column is not None:
         texts = texts_of(path, table, text_column, label, labels, class_names)
@@ -69,7 +69,7 @@ def load(
     chosen = choose_features(path, table, label, feature_column, features, drop)
     return Dataset(
         name=path.name,
-        features=checked_features(path, _values(path, table, chosen)),
+        features=checked_features(path, values_in(path, table, chosen)),
         labels=torch.from_numpy(labels),
         class_names=class_names,
         columns=_other_columns(table, chosen, label),
@@ -93,7 +93,7 @@ def _other_columns(table: Any, chosen: Chosen, label: str) -> dict[str, np.ndarr
     return {name: column for name, column in others.items() if column is not None}
 
 
-def _values(path: Path, table: Any, chosen: Chosen) -> np.ndarray:
+def values_in(path: Path, table: Any, chosen: Chosen) -> np.ndarray:
     """The features (n, l), float32: what is too large for that becomes infinite, and is refused as such."""
     with np.errstate(over="ignore"):
         if chosen.vector is not None:
@@ -135,6 +135,10 @@ def _refuse_gaps(path: Path, names: Sequence[str], values: np.ndarray) -> None:
 
 
 def _stacked(path: Path, column: Any, name: str) -> np.ndarray:
+    flat = column.combine_chunks().flatten()  # of all rows; without a missing one, row after row
+    whole = len(flat) and not column.null_count and not flat.null_count and _is_numeric(flat.type)
+    if whole and len(optional("pyarrow.compute", "tables").list_value_length(column).unique()) == 1:
+        return np.asarray(flat.to_numpy(zero_copy_only=False), np.float32).reshape(len(column), -1)
     rows = column.to_pylist()
     lengths = {None if row is None else len(row) for row in rows}
     if len(lengths) > 1 or None in lengths:
@@ -145,7 +149,8 @@ def _stacked(path: Path, column: Any, name: str) -> np.ndarray:
         raise InputError(f"{path}: the vectors in '{name}' do not hold numbers alone ({error})") from error
 
 
-def _labels(path: Path, table: Any, name: str) -> np.ndarray:
+def labels_in(path: Path, table: Any, name: str) -> np.ndarray:
+    """The labels of a table: integers or strings, none of them missing."""
     column = table.column(name)
     values = column.to_pylist()
     refuse_missing(values_of(name, str(path)), values)

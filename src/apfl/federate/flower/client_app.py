@@ -24,6 +24,7 @@ from apfl.federate.masked.rosters import read_identity, read_roster
 from apfl.federate.masked.site import MaskedSite
 from apfl.federate.secure import Member
 from apfl.federate.site import Site
+from apfl.federate.stats.site import StreamedSite
 from apfl.federate.terms import Terms
 from apfl.files import replacing
 
@@ -247,6 +248,8 @@ def _configuration(context: Context) -> dict[str, Setting]:
 
 
 def _site(config: dict[str, Setting], name: str) -> Site:
+    if config.get("statistics"):
+        return StreamedSite(str(config["folder"]), name, str(config["statistics"]))
     split = {key: config[key.replace("_", "-")] for key in (*SPLIT, *TABLE) if key.replace("_", "-") in config}
     return Site.from_file(str(config["folder"]), name, str(config["data"]), **split)  # type: ignore[arg-type]
 

@@ -1,0 +1,244 @@
+"""What a federation of `apfl` costs before there is one: bytes, memory and seconds for a site, the server, the network.
+
+Bytes come from the one byte counter (`apfl.maths.wire`). Memory is that of the matrices that are held at once. Seconds
+are floating-point operations over the rates of this machine, which a second of measuring tells (`measured_rates`).
+All sites are taken to have equally many rows.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from apfl.errors import InputError
+from apfl.maths.integers import statistics_layout
+from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, kernel
+from apfl.maths.machine import needed
+from apfl.maths.normalise import needs_moments
+from apfl.maths.ridge import squared
+from apfl.maths.spread_encoding import SpreadEncoding
+from apfl.maths.turning import LEADING
+from apfl.maths.wire import (
+    ECHO_BYTES,
+    Traffic,
+    description_bytes,
+    landmarks_bytes,
+    publication_bytes,
+    statistics_bytes,
+    table_bytes,
+)
+from apfl.methods.apfl import APFL
+
+__all__ = ["Cost", "Rates", "Size", "cost", "measured_rates", "traffic"]
+
+INTERPRETER = 500_000_000  # bytes of Python with torch
+ROW = 4000  # entries of a kernel that take as long as the fingerprint of a row, which is kept at the site
+Operations = Mapping[str, float]  # kind -> how many
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a federation is; ``width`` None: what the method takes."""
+
+    rows: int
+    features: int
+    classes: int
+    clients: int
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("rows", self.rows, self.clients), ("features", self.features, 1),
+                                   ("classes", self.classes, 2), ("clients", self.clients, 1)):  # fmt: skip
+            if value < least:
+                raise InputError(f"{name}={value} given; it must be {least} or more")
+
+    @property
+    def own(self) -> int:
+        """Rows of one site."""
+        return math.ceil(self.rows / self.clients)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Operations a second on this machine: products in single and double precision, factorisations, kernel entries."""
+
+    single: float
+    double: float
+    cholesky: float
+    eigen: float
+    kernel: float
+
+    def seconds(self, operations: Operations) -> float:
+        """What so many of each kind take."""
+        return float(sum(n / vars(self)[kind] for kind, n in operations.items()))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one federation: bytes of one site, memory at its peak, operations."""
+
+    size: Size
+    width: int
+    traffic: Traffic  # of one site; integers at most, and about half of that once they are squeezed
+    site_memory: int
+    server_memory: int
+    statistics: Operations  # of a site: map, products, the check before sending
+    model: Operations  # of a site: left-out rows and refinement
+    contribution: Operations  # of the server: the check of one contribution
+    publication: Operations  # of the server: gamma, primary, sketch
+
+    @property
+    def up(self) -> int:
+        """Bytes of one site up."""
+        return self.traffic.total_up
+
+    @property
+    def down(self) -> int:
+        """Bytes to one site."""
+        return self.traffic.total_down(1)
+
+    def seconds(self, rates: Rates, megabits: float) -> dict[str, float]:
+        """Of a site, of the server, and of the server's line if all sites use it one after the other."""
+        clients = self.size.clients
+        return {
+            "site: statistics": rates.seconds(self.statistics),
+            "site: personal model": rates.seconds(self.model),
+            "server: contributions": clients * rates.seconds(self.contribution),
+            "server: publication": rates.seconds(self.publication),
+            "network, one site": 8e-6 * (self.up + self.down) / megabits,
+            "network, server": 8e-6 * clients * (self.up + self.down) / megabits,
+        }
+
+
+def cost(size: Size, method: APFL | None = None) -> Cost:
+    """What a federation of this size costs with this method.
+
+    >>> made = cost(Size(rows=50_000, features=512, classes=10, clients=20, width=1024))
+    >>> made.width, made.down >= made.traffic.down["publication"] > 0
+    (1024, True)
+    """
+    method = method or APFL()
+    d = size.width or method.widths(size.rows, size.features)[0]
+    n, c = size.own, size.classes
+    triangle = 8 * (d * (d + 1) // 2 + d * c)
+    return Cost(
+        size, d, traffic(size, method, d), INTERPRETER + needed(d, n, 1) + 2 * triangle,
+        INTERPRETER + 2 * triangle + 8 * 5 * d**2, _statistics(size, d, method.map == "landmarks"),
+        _model(size, d), _check(d, c, _leading(d)), _publication(d, c, method),
+    )  # fmt: skip
+
+
+def traffic(size: Size, method: APFL, d: int) -> Traffic:
+    """The bytes of one site, by what they are. Integers weigh so much at most.
+
+    ``normalise="auto"`` is taken to choose rows or roots, which need no scaling, without a pilot.
+    """
+    moments = needs_moments(method.normalise)
+    n_in = size.features + (method.normalise in ("columns", "centred"))
+    bits = method.integers([size.own] * size.clients, d)
+    up = {"description": description_bytes(size.features, moments=moments)}
+    down: dict[str, int] = {}
+    if method.map == "landmarks":
+        down["landmarks"] = landmarks_bytes(d, n_in, mean_squares=bool(bits))
+        if method.landmarks == "federation":
+            full = size.rows >= ROWS_FOR_EACH_COLUMN * n_in
+            up["moments"] = SpreadEncoding(size.own, n_in, full).layout.n_bytes
+    if bits:
+        up["statistics"] = statistics_layout(d, size.classes, bits).n_bytes
+    else:
+        up["statistics"] = statistics_bytes(size.own, d + method.intercept, size.classes)
+        up["echo"] = ECHO_BYTES
+    if method.choice.open and method.scope != "client":
+        up["table"] = table_bytes(method.choice.grid(1.0).shape)
+    width = d if method.map == "landmarks" else d + method.intercept
+    sketch = method.sketch if method.choice.open else None
+    dtype = torch.int16 if bits else torch.float64
+    down["publication"] = publication_bytes(width, size.classes, sketch=sketch, dtype=dtype)
+    if method.normalise in ("standardise", "columns", "centred"):
+        down["scaling"] = 16 * size.features
+    return Traffic({name: [n] for name, n in up.items()}, down)
+
+
+# --------------------------------------------------------------------------------------------------- operations
+
+
+def _leading(d: int) -> int:
+    return min(d, max(LEADING, d // 3))
+
+
+def _statistics(size: Size, d: int, landmarks: bool) -> Operations:
+    n, features, c, r = size.own, size.features, size.classes, _leading(d)
+    products = 2 * n * features * d + n * d**2 + 2 * n * d * c
+    if not landmarks:
+        return {"single": 2 * n * features * d, "double": products - 2 * n * features * d, "kernel": n * d / 4}
+    turned = n * r**2 + 2 * n * r * (d - r)
+    check = _check(d, c, r)
+    return {
+        "single": products + n * d**2 + turned,
+        "kernel": n * (features + d + ROW) + 5 * d**2 + check["kernel"],  # hashes, packing
+        "double": check["double"] + 2 * d**2 * features + 2 * d**2 * r + (d - r) * r**2,
+        "cholesky": check["cholesky"] + d**3 / 3 + r**3 / 3,
+    }
+
+
+def _check(d: int, c: int, r: int) -> Operations:
+    """A contribution is looked at by two factorisations."""
+    return {"double": 2 * d**2 * c + 2 * d * r**2, "cholesky": 2 * d**3 / 3, "kernel": 8 * d**2}
+
+
+def _model(size: Size, d: int) -> Operations:
+    n, c = size.own, size.classes
+    m, betas, sketch = min(n, d), 7, 128
+    basis = 2 * n * m * d if n > d else 0  # U from the d x d product
+    return {
+        "single": n * d * m + 2 * n * d * (c + sketch),
+        "double": basis + 2 * n * m * (c + sketch) + betas * 2 * n * m * c,
+        "eigen": 9 * m**3,
+        "kernel": 60 * n * c,
+    }
+
+
+def _publication(d: int, c: int, method: APFL) -> Operations:
+    gamma = 9 / 2 * d**3 if method.gamma == "auto" else 0.0  # a tridiagonal form, half of a decomposition
+    r = _leading(d)
+    turned = 6 * d**2 * r if method.map == "landmarks" else 0.0
+    return {
+        "double": turned + 2 * d**2 * (c + method.sketch), "cholesky": d**3 / 3, "eigen": gamma, "kernel": 8 * d**2,
+    }  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------------- rates
+
+
+def measured_rates(size: int = 1024, clock: Callable[[], float] = time.perf_counter) -> Rates:
+    """This machine's rates by this clock, from operations of this size: about a second."""
+    rows = torch.randn(size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    single, system = rows.float(), rows.T @ rows + size * torch.eye(size, dtype=torch.float64)
+    unit = rows / rows.norm(dim=1, keepdim=True)
+    small = system[: size // 2, : size // 2].contiguous()
+
+    def rate(operations: float, work: Callable[[], Any]) -> float:
+        return _rate(operations, work, clock)
+
+    return Rates(
+        single=rate(size**3, lambda: squared(single)),
+        double=rate(size**3, lambda: squared(rows)),
+        cholesky=rate(size**3 / 3, lambda: torch.linalg.cholesky(system)),
+        eigen=rate(9 * len(small) ** 3, lambda: torch.linalg.eigh(small)),
+        kernel=rate(size**2, lambda: kernel(unit[:, :1].float(), unit[:, :1].float())),
+    )
+
+
+def _rate(operations: float, work: Callable[[], Any], clock: Callable[[], float], repeats: int = 5) -> float:
+    work()
+    best = math.inf
+    for _ in range(repeats):
+        start = clock()
+        work()
+        best = min(best, clock() - start)
+    return operations / best

@@ -1,0 +1,74 @@
+"""The cost model: its bytes are those that a federation sends, and its seconds and bytes grow as they should."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from apfl.errors import InputError
+from apfl.experiments.cost import Rates, Size, cost
+from apfl.federate import Site, Terms
+from apfl.federate.inprocess import simulate
+from apfl.maths.wire import ECHO_BYTES
+from apfl.methods.apfl import APFL
+from tests.commands import here
+from tests.federate.federation_toys import LANDMARKS, NAMES, draw_shard
+
+RANDOM = APFL(d_primary=40, d_refinement=24, normalise="root", map="random", bits=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [
+        (RANDOM, 60),
+        (RANDOM, 30),  # fewer rows than columns: the factor travels
+        (replace(RANDOM, normalise="standardise", intercept=True), 60),
+        (replace(RANDOM, beta=1.0, balance=0.5, tau=0.0), 60),
+        (LANDMARKS, 60),
+        (replace(LANDMARKS, landmarks="free", normalise="row", scope="client"), 60),
+    ],
+)
+def test_bytes_are_those_that_travel(tmp_path, method, own):
+    """Arrays without headers. Integers are squeezed: they weigh at most what is said, and are there."""
+    sites = [Site(tmp_path / "sites", f"s{k}", draw_shard(own, k), NAMES) for k in range(3)]
+    sent = simulate(sites, Terms("f", method=method), tmp_path / "server")
+    told = cost(Size(3 * own, 8, 3, 3, 40), method)
+    assert sent.payload_down == 3 * told.down
+    if method.map == "random":
+        assert sent.payload_up == 3 * told.up
+    else:
+        assert (told.up - ECHO_BYTES) / 2 < sent.payload_up / 3 <= told.up  # few of the echo's buckets are filled
+
+
+def test_growth():
+    """Four times the rows: four times the site's products, the same bytes. Twice the width: four times the bytes."""
+    small = cost(Size(40_000, 256, 10, 10, 1024), LANDMARKS)
+    more = cost(Size(160_000, 256, 10, 10, 1024), replace(LANDMARKS, bits=16))
+    wide = cost(Size(40_000, 256, 10, 10, 2048), LANDMARKS)
+    assert more.statistics["single"] == 4 * small.statistics["single"]
+    assert (more.traffic.up["statistics"], more.server_memory) == (small.traffic.up["statistics"], small.server_memory)
+    assert wide.contribution["cholesky"] == 8 * small.contribution["cholesky"]
+    assert 3.8 < wide.traffic.up["statistics"][0] / small.traffic.up["statistics"][0] < 4
+    crowd = cost(Size(40_000, 256, 10, 1000, 1024), LANDMARKS)
+    assert crowd.server_memory == small.server_memory
+    rates = Rates(1e9, 1e9, 1e9, 1e9, 1e9)
+    one, other = (each.seconds(rates, 100.0) for each in (small, crowd))
+    assert other["server: contributions"] == pytest.approx(100 * one["server: contributions"])
+    assert other["server: publication"] == one["server: publication"]
+    assert one["network, one site"] == pytest.approx((small.up + small.down) * 8 / 100e6)
+
+
+def test_the_command_says_it_in_json_and_refuses(capfd):
+    arguments = ["cost", "--rows", 900, "--features", 20, "--classes", 3, "--clients", 3, "--width", 64]
+    assert here(*arguments, "--json") == 0
+    told = json.loads(capfd.readouterr().out)
+    made = cost(Size(900, 20, 3, 3, 64))
+    assert (told["bytes_up"], told["bytes_down"]) == (made.up, made.down)
+    assert told["seconds"].keys() >= {"site: statistics", "server: publication", "network, server"}
+    assert here(*arguments) == 0
+    assert "memory of the server" in capfd.readouterr().out
+    assert here(*arguments, "--set", "map=none") == 2
+    with pytest.raises(InputError, match="rows=2 given; it must be 3 or more"):
+        Size(2, 20, 3, 3)
