@@ -291,11 +291,12 @@ class TestSAFLe:
         assert not torch.equal(one.models[0].feature_map.chosen[0], other.models[0].feature_map.chosen[0])
         assert (one.index, last_round("safle", clients, 3).index) == (1, 2)
 
-    def test_bytes_of_counts_or_of_the_bits_themselves(self) -> None:
+    def test_bytes_of_counts_or_of_the_factor(self) -> None:
         clients = draw_clients([2, 2000], 6, 3, 0)
         last = last_round("safle", clients, 3, levels=2, bits=2, groups=3, normalise="row")
         counts = 4 * (12 * 13 // 2 - 3 * 6 + 12 * 3)
-        assert last.bytes_up == (2 + 4 * 2) + counts + 2 * 8 * 3
+        factor = 8 * (2 * 12 - 1 + 2 * 3) + 8 * 3 + 16
+        assert last.bytes_up == factor + counts + 8 * 3
         assert last.bytes_down == 2 * 8 * 12 * 3
 
 

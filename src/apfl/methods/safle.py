@@ -15,7 +15,7 @@ which lost in the paper, are not here.
 Departures. The paper groups all bits, l times levels of them; with thousands of columns a group that is too wide to
 solve densely, so at most ``groups`` groups of the shuffled bits are taken. The paper removes all of its ridge and takes
 a pseudo-inverse, which is `gamma=0`: with fewer rows than columns it interpolates the labels. Here a ridge is kept and
-tuned. Counts are charged as integers of 32 bits, and a client with few rows may send its bits instead.
+tuned. Counts are charged as integers of 32 bits, or a client with few rows sends the factor, as for other methods.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from apfl.maths.lifts import Buckets
 from apfl.maths.machine import check_width
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import Statistics, accumulate, one_hot, solve
+from apfl.maths.wire import statistics_bytes
 from apfl.methods._analytic import shared_normaliser
 from apfl.methods._head import Head, OneHead
 from apfl.models.linear_head import LinearHead
@@ -48,7 +49,7 @@ class SAFLe(OneHead):
     gamma: Annotated[float, Field(ge=0)] = 10.0  # 0: a pseudo-inverse, as in the paper
     normalise: Normalise = "columns"
 
-    own_grid: ClassVar[Mapping[str, Any]] = {"gamma": (1.0, 10.0, 100.0), "bits": (3, 5)}
+    own_grid: ClassVar[Mapping[str, Any]] = {"gamma": (1.0, 10.0, 100.0), "groups": (128, 256)}
 
     def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
         return Buckets(n_features, self.levels, self.bits, self.groups).width, 0
@@ -80,8 +81,8 @@ def smallest_solution(stats: Statistics) -> Tensor:
 
 
 def upload_bytes(lift: Buckets, n_rows: int, n_classes: int) -> int:
-    """Counts of 32 bits: the triangle of Phi'Phi without the zeros within groups, and Phi'Y; or bits and labels."""
+    """Counts of 32 bits, the triangle of Phi'Phi without the zeros within groups and Phi'Y; or the factor, if less."""
     groups, bits = lift.shape
     d, table = lift.width, 1 << bits
-    counts = 4 * (d * (d + 1) // 2 - groups * table * (table - 1) // 2 + d * n_classes)
-    return min(counts, -(-n_rows * groups * bits // 8) + 4 * n_rows) + 8 * n_classes
+    counts = 4 * (d * (d + 1) // 2 - groups * table * (table - 1) // 2 + d * n_classes) + 8 * n_classes
+    return min(counts, statistics_bytes(n_rows, d, n_classes))
