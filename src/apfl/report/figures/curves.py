@@ -133,7 +133,11 @@ def pareto(axes: Axes, sheet: Sheet, column: Column, looks: dict[Row, Look]) -> 
             alpha=1 if point in on else 0.45, label=point.row.label,
         )  # fmt: skip
         text = f"{point.row.label}, {point.exchanges:g}" if point in on else f"{point.exchanges:g}"
-        axes.annotate(text, place, xytext=(5, 3), textcoords="offset points", fontsize=7, color=INK)
+        right = point.bytes > (least * max(each.bytes for each in competing)) ** 0.5  # no room beyond it
+        axes.annotate(
+            text, place, xytext=(-5 if right else 5, 3), textcoords="offset points", ha="right" if right else "left",
+            fontsize=7, color=INK,
+        )  # fmt: skip
     reached = sorted((point.bytes or least, 100 * point.accuracy) for point in on)
     axes.plot(*zip(*reached, strict=True), ls=":", color=INK, lw=0.8, zorder=0)
     logarithmic(axes.xaxis, WRITE["bytes"])
