@@ -158,7 +158,7 @@ def test_examples_run(path, capsys):
 
 
 def test_the_method_of_the_guides_runs():
-    (block,) = python_blocks("docs/howto.md")
+    (block,) = [block for block in python_blocks("docs/howto.md") if "apfl.Method" in block]
     names: dict[str, object] = {}
     exec(block, names)
     assert [record.method for record in names["results"].records] == ["Mine", "local_ridge"]

@@ -16,6 +16,7 @@ from apfl.maths.ridge import one_hot, solve, statistics
 from apfl.maths.wire import factor_message, message, nbytes
 from apfl.methods import load_method, method_class, method_names
 from apfl.methods.afl import smallest_ridge
+from apfl.methods.local_ridge import left_out_ridge
 from apfl.testing import check_method
 from tests.conftest import draw_clients
 
@@ -68,6 +69,41 @@ def test_a_single_client_alone_is_local_ridge_and_central():
     local = last_round("local_ridge", clients, 3, d=25).models[0]
     central = last_round("central", clients, 3, d=25).models[0]
     torch.testing.assert_close(local.primary, central.primary, rtol=1e-9, atol=1e-9)
+
+
+def test_going_alone_has_the_ridge_whose_left_out_rows_are_best():
+    """Against leaving each row out and fitting anew, with more rows than columns and with fewer."""
+    for n, d in ((14, 5), (6, 9)):
+        phi, (shard,) = (
+            torch.randn(n, d, generator=torch.Generator().manual_seed(n)).double(),
+            draw_clients([n], 6, 3, n),
+        )
+        targets, ridges = one_hot(shard.labels, 3), (0.01, 0.3, 10.0)
+        errors = []
+        for ridge in ridges:
+            left_out = 0.0
+            for i in range(n):
+                rest = [j for j in range(n) if j != i]
+                system = phi[rest].T @ phi[rest] + ridge * torch.eye(d).double()
+                fitted = phi[i] @ torch.linalg.solve(system, phi[rest].T @ targets[rest])
+                left_out += float((fitted - targets[i]).square().sum())
+            errors.append(left_out)
+        for ridge, expected in zip(ridges, errors, strict=True):
+            assert left_out_ridge(phi, targets, [ridge])[0] == pytest.approx(expected, rel=1e-9)
+        assert left_out_ridge(phi, targets, ridges)[1] == ridges[errors.index(min(errors))]
+
+
+def test_going_alone_by_left_out_rows_is_one_of_the_settings_that_it_may_have():
+    (shard,) = draw_clients([40], 6, 3, 0)
+    auto = last_round("local_ridge", [shard], 3, d=20, gamma="auto", normalise="auto")
+    gamma, how = auto.chosen["median_gamma"], auto.models[0].normaliser.how
+    fixed = last_round("local_ridge", [shard], 3, d=20, gamma=gamma, normalise=how)
+    assert torch.equal(auto.models[0].scores(shard.features), fixed.models[0].scores(shard.features))
+    targets, errors = one_hot(shard.labels, 3), {}
+    for other in ("row", "root", "columns"):
+        model = last_round("local_ridge", [shard], 3, d=20, normalise=other).models[0]
+        errors[other] = left_out_ridge(model.primary_map(model.normaliser(shard.features)), targets)
+    assert (min(errors, key=lambda name: errors[name]), gamma) == (how, errors[how][1])
 
 
 def test_afl_equals_its_published_aggregation_law():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +20,7 @@ from torch import Tensor
 import apfl
 from apfl import APFLClassifier, DualStream, InputError, random_map
 from apfl.maths.landmarks import LandmarkMap
+from apfl.maths.lifts import Buckets, Products
 from apfl.maths.maps import ACTIVATIONS, raw_map
 from apfl.maths.normalise import Normalise, described, normaliser
 from apfl.models.landmark import LandmarkModel
@@ -111,6 +113,16 @@ def test_a_linear_head_with_all_its_parts(tmp_path):
     agree(full, ROWS, tmp_path)
     ruled_out = replace(full, bias=torch.tensor([0.0, 0.0, -torch.inf], dtype=torch.float64))
     assert "elk" not in agree(ruled_out, ROWS, tmp_path)
+
+
+@pytest.mark.parametrize("how", NORMALISE)
+@pytest.mark.parametrize("lift", [Products, partial(Products, pairs=True), partial(Buckets, levels=3, bits=4)])
+def test_a_head_on_products_or_buckets(how, lift, tmp_path):
+    normalise = normaliser(how, described(how, ROWS))
+    made = lift(normalise.width(6))
+    model = LinearHead(weights(made.width, 3), weights(3), feature_map=made, normaliser=normalise, class_names=NAMES)
+    agree(model, ROWS, tmp_path)
+    assert [each.shape for each in answers(model, ROWS[:0], tmp_path)] == [(0,), (0, 3), (0, 3)]
 
 
 @pytest.mark.parametrize("how", NORMALISE)

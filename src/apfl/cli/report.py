@@ -17,8 +17,9 @@ from apfl.files import replacing
 from apfl.report import TITLE
 from apfl.report.figures import FIGURES
 from apfl.report.formats import FORMATS, terminal
+from apfl.report.pareto import PARETO_FORMATS, pareto_terminal
 from apfl.report.results import METRICS, results
-from apfl.report.sheet import gather, read
+from apfl.report.sheet import Sheet, gather, read
 from apfl.report.trackers import send
 
 __all__ = ["plot", "report", "table", "track"]
@@ -52,6 +53,10 @@ def table(
     federation: FederationOption = None,
     against: AgainstOption = None,
     digits: Annotated[int, typer.Option(help="Digits after the decimal point.", min=0, max=4)] = 1,
+    pareto: Annotated[
+        bool,
+        typer.Option("--pareto", help="Accuracy, bytes and exchanges instead, and which methods no other one beats."),
+    ] = False,
 ) -> None:
     """Print records as a table: methods by federations, mean and spread over seeds, differences with intervals.
 
@@ -59,15 +64,35 @@ def table(
     """
     if style not in FORMATS:
         raise unknown("format", style, FORMATS)
-    compared = results(gather(_chosen(paths, methods, federation)), metric, against)
-    if target is not None:
-        with replacing(target) as temporary:
-            temporary.write_text(FORMATS[style](compared, digits), encoding="utf-8")
-        err.print(f"wrote {target}", soft_wrap=True, highlight=False)
-    elif style == "terminal":
+    sheet = gather(_chosen(paths, methods, federation))
+    if pareto:
+        _front(sheet, style, target, digits, metric)
+        return
+    compared = results(sheet, metric, against)
+    if style == "terminal" and target is None:
         out.print(terminal(compared, out.width, digits))
     else:
-        sys.stdout.write(FORMATS[style](compared, digits))
+        _deliver(FORMATS[style](compared, digits), target)
+
+
+def _front(sheet: Sheet, style: str, target: Path | None, digits: int, metric: str) -> None:
+    if metric != "accuracy_client_mean":
+        raise InputError(f"--pareto with --metric {metric} given; it compares accuracy_client_mean: leave --metric out")
+    if style == "terminal" and target is None:
+        out.print(pareto_terminal(sheet, digits))
+        return
+    if style not in PARETO_FORMATS:
+        raise InputError(f"--pareto with --format {style} given; it has: {', '.join(PARETO_FORMATS)}")
+    _deliver(PARETO_FORMATS[style](sheet, digits), target)
+
+
+def _deliver(text: str, target: Path | None) -> None:
+    if target is None:
+        sys.stdout.write(text)
+        return
+    with replacing(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    err.print(f"wrote {target}", soft_wrap=True, highlight=False)
 
 
 def plot(

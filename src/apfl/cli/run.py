@@ -31,11 +31,12 @@ from apfl.data.tables import listed
 from apfl.errors import InputError
 from apfl.experiments.record import Record
 from apfl.experiments.seeds import seeds_of
-from apfl.experiments.study import DEFAULT_METHODS, Study, chosen_methods, execute, leave_no_empty, tuned
+from apfl.experiments.study import DEFAULT_METHODS, Study, chosen_methods, execute, going_alone, leave_no_empty, tuned
 from apfl.maths.machine import threads
 from apfl.methods import METHODS, Method, method_class, method_names
 from apfl.models.file import model_file
 from apfl.report.caveats import too_wide
+from apfl.report.gains import compared_with_alone, gains_in_words, gains_table
 from apfl.report.terminal import results_table
 
 __all__ = ["run"]
@@ -124,6 +125,8 @@ def run(
     if records:
         out.print(results_table(records), markup=True)
         _print_choices([record for record in records if record.chosen and record.seed == seed_list[0]])
+        if protocol.client_column is not None:
+            _print_gains(study, records)
         if told := too_wide(records):
             out.print(told, style="dim", soft_wrap=True, highlight=False)
         out.print(f"records: {folder / 'records.jsonl'}", end="   " if save else "\n", soft_wrap=True)
@@ -132,6 +135,16 @@ def run(
     if save:
         out.print(f"models: {folder / 'models'}", soft_wrap=True)
         _print_clients(names)
+
+
+def _print_gains(study: Study, records: Sequence[Record]) -> None:
+    """Who gains and who loses against going alone, if the clients are given and not dealt out."""
+    ours = compared_with_alone(records)
+    if ours:
+        with _Steps() as steps:
+            alone = list(going_alone(study, steps.show))
+        out.print(gains_table(ours, alone))
+        out.print(gains_in_words(ours, alone), soft_wrap=True, highlight=False)
 
 
 def _print_clients(names: Sequence[str]) -> None:

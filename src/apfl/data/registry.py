@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
@@ -59,7 +60,7 @@ class Registry:
 
     def names(self) -> list[str]:
         """All names: built-in, and from installed distributions."""
-        return sorted({*self.builtin(), *(entry.name for entry in entry_points(group=self.group))})
+        return sorted({*self.builtin(), *(entry.name for entry in _entries(self.group))})
 
     def load(self, name: str) -> Any:
         """The thing of this name, or at this path."""
@@ -67,7 +68,8 @@ class Registry:
             return self._from_path(name)
         if (self.kind, name) in _ADOPTED:
             return _ADOPTED[self.kind, name]
-        entries, builtin = list(entry_points(group=self.group, name=name)), name in self.builtin()
+        builtin = name in self.builtin()
+        entries = [entry for entry in _entries(self.group) if entry.name == name]
         if len(entries) + builtin > 1:
             homes = ["apfl itself"] * builtin + [_distribution(entry) for entry in entries]
             raise InputError(f"{self.kind} '{name}' is in {' and in '.join(homes)}; uninstall or rename all but one")
@@ -86,7 +88,7 @@ class Registry:
         for builtin in self.builtin():
             if module == f"{self.package}.{builtin}":
                 return builtin
-        for entry in entry_points(group=self.group):
+        for entry in _entries(self.group):
             if entry.value == f"{module}:{name}":
                 return entry.name
         if name in self.names():
@@ -145,6 +147,16 @@ class Registry:
 
     def _thing(self, loaded: Any) -> Any:
         return self.pick(loaded) if isinstance(loaded, ModuleType) else loaded
+
+
+def _entries(group: str) -> tuple[EntryPoint, ...]:
+    """What installed distributions have of a group: looked up once for a search path, because it reads many files."""
+    return _looked_up(group, tuple(sys.path), entry_points)
+
+
+@lru_cache
+def _looked_up(group: str, path: tuple[str, ...], look: Callable[..., Iterable[EntryPoint]]) -> tuple[EntryPoint, ...]:
+    return tuple(look(group=group))
 
 
 def _defined_in(thing: Any, name: str) -> dict[str, str]:

@@ -23,7 +23,16 @@ from apfl.experiments.tuning import tune_once
 from apfl.files import replacing
 from apfl.methods import METHODS, Method, load_method, method_class, method_names
 
-__all__ = ["DEFAULT_METHODS", "Study", "chosen_methods", "execute", "leave_no_empty", "model_folder", "tuned"]
+__all__ = [
+    "DEFAULT_METHODS",
+    "Study",
+    "chosen_methods",
+    "execute",
+    "going_alone",
+    "leave_no_empty",
+    "model_folder",
+    "tuned",
+]
 
 DEFAULT_METHODS = ("local_ridge", "afl", "central", "apfl_paper", "apfl")
 Show = Callable[[str, str], None]  # is told what is being done, and how far it has got
@@ -149,6 +158,17 @@ def execute(study: Study, show: Show = quietly) -> Iterator[Record]:
             record = _run_one(study, on_device, name, method, seed, show)
             if record is not None:
                 yield record
+
+
+def going_alone(study: Study, show: Show = quietly) -> Iterator[Record]:
+    """What each client reaches by itself: a ridge on its own rows, chosen by left-out rows; a record for each seed.
+
+    Nothing is written. What clients gain is measured against it, not against a ridge that suits nobody.
+    """
+    alone = load_method("local_ridge", gamma="auto", normalise="auto", intercept=True)
+    for seed, federation in study.federations.items():
+        show(f"seed {seed}  going alone", "")
+        yield run("local_ridge", alone, federation.to(study.device), study.dataset, study.protocol, seed)[0]
 
 
 def _run_one(study: Study, federation: Federation, name: str, method: Method, seed: int, show: Show) -> Record | None:

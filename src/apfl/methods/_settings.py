@@ -37,6 +37,7 @@ MEANINGS = {
     "eta": "step size of the weights that mix the shared and the own head",
     "every": "rounds between two choices of personal weights",
     "finetune_epochs": "passes over a client's rows after the last round",
+    "finetune_lr": "learning rate of the fine-tuning",
     "gamma": "ridge of the shared stream, or of the only one",
     "intercept": "append a column of ones to the maps",
     "limit": "largest share of personal weights",

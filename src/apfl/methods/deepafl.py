@@ -30,7 +30,7 @@ from apfl.maths.ridge import one_hot
 from apfl.maths.wire import description_bytes, scaling_bytes
 from apfl.methods import Round
 from apfl.methods._analytic import Width, shared_normaliser
-from apfl.methods._head import Adapting, adapted_bias
+from apfl.methods._head import Adapting
 from apfl.models.residual import ResidualBlocks
 
 
@@ -67,10 +67,8 @@ class DeepAFL(Adapting):
             maps.append(drawn)
             deltas.append(delta)
         counts = targets.sum(0)
-        models = [
-            ResidualBlocks(first, maps, deltas, weight, adapted_bias(self.adapt, self.tau, shard, counts), normalise)
-            for shard in clients
-        ]
+        shared = ResidualBlocks(first, maps, deltas, weight, torch.zeros_like(counts), normalise)
+        models = self.adapted(shared, clients, counts, seed)
         up, down = self._bytes(n_classes)
         moments = needs_moments(self.normalise)
         up += description_bytes(clients[0].features.shape[1], moments=True) if moments else 0
@@ -83,8 +81,7 @@ class DeepAFL(Adapting):
         """Of all exchanges of one client, in float64: triangles of X'X and F'F, X'Y and W R'F up; W and Delta down."""
         tops, d, r = self.blocks + 1, self.d, self.d_block
         up = tops * (d * (d + 1) // 2 + d * n_classes) + self.blocks * (r * (r + 1) // 2 + d * r)
-        counts = n_classes if self.adapt == "prior" else 0
-        return 8 * up, 8 * (tops * d * n_classes + self.blocks * r * d + counts)
+        return 8 * up, 8 * (tops * d * n_classes + self.blocks * r * d) + self.adapting_bytes(n_classes)
 
 
 def ridge(rows: Tensor, targets: Tensor, penalty: float) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from apfl.errors import InputError
+from apfl.maths.lifts import Buckets, Lift, map_from_spec
 from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import Normaliser
 from apfl.models.base import ClientModel, common_of
@@ -33,7 +34,7 @@ class LinearHead(ClientModel):
     base_bias: Tensor | None = None  # a (r,)
     offset: Tensor | None = None  # m (r,)
     unit: bool = False  # representations are brought to length one
-    feature_map: FeatureMap | None = None  # a random map between the features and all this
+    feature_map: FeatureMap | Lift | None = None  # a fixed map between the features and all this
     normaliser: Normaliser = field(default_factory=Normaliser)
     class_names: Sequence[str] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)  # whose model it is, of which features; see `file.about`
@@ -46,7 +47,12 @@ class LinearHead(ClientModel):
 
     def _scores(self, features: Tensor) -> Tensor:
         """(n, c), in the dtype of the head."""
-        z = self.normaliser(features)
+        return torch.addmm(self.bias, self.represent(features), self.weight)
+
+    def represent(self, features: Tensor) -> Tensor:
+        """What the weights are multiplied with, (n, r)."""
+        # A bit may turn on the last digit of a single-precision number.
+        z = self.normaliser(features.double() if isinstance(self.feature_map, Buckets) else features)
         if self.feature_map is not None:
             z = self.feature_map(z)
         rep = z.to(self.weight.dtype)
@@ -59,7 +65,7 @@ class LinearHead(ClientModel):
             rep = torch.nn.functional.normalize(rep)
         if self.offset is not None:
             rep = rep + self.offset
-        return torch.addmm(self.bias, rep, self.weight)
+        return rep
 
     def container(self) -> Container:
         """The model as data."""
@@ -79,6 +85,6 @@ class LinearHead(ClientModel):
                 tensors.get("base_bias"),
                 tensors.get("offset"),
                 unit=bool(settings["unit"]),
-                feature_map=None if spec is None else FeatureMap.from_spec(spec),
+                feature_map=None if spec is None else map_from_spec(spec),
                 **common_of(container),
             )

@@ -24,6 +24,7 @@ from torch import Tensor
 from apfl.errors import InputError, optional
 from apfl.files import replacing
 from apfl.maths.landmarks import LandmarkMap
+from apfl.maths.lifts import Buckets, Lift, Products
 from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import WITH_CONSTANT, Normaliser
 from apfl.models.base import ClientModel
@@ -159,8 +160,10 @@ def _streams(graph: _Graph, model: DualStream, z: str) -> str:
 
 
 def _head(graph: _Graph, model: LinearHead, rep: str) -> str:
-    if model.feature_map is not None:
+    if isinstance(model.feature_map, FeatureMap):
         rep = _mapped(graph, model.feature_map, rep)
+    elif model.feature_map is not None:
+        rep = _lifted(graph, model.feature_map, rep)
     if model.base_weight is not None and model.base_bias is not None:
         adapted = graph("MatMul", rep, graph.tensor(model.base_weight))
         rep = graph("Relu", graph("Add", adapted, graph.tensor(model.base_bias)))
@@ -216,6 +219,26 @@ def _mapped(graph: _Graph, feature_map: FeatureMap, z: str) -> str:
             z = graph("Add", z, graph.tensor(feature_map.offset.float()))
         z = _ACTIVATIONS[feature_map.activation](graph, z)
     return _with_column(graph, z, 1.0) if feature_map.intercept else z
+
+
+def _lifted(graph: _Graph, lift: Lift, z: str) -> str:
+    """`Products.__call__` or `Buckets.__call__`."""
+    if isinstance(lift, Products):
+        left, right = (graph("Gather", z, graph.constant(i.numpy()), axis=1) for i in lift.factors)
+        return graph("Concat", z, graph("Mul", left, right), axis=1)
+    return _one_hot_groups(graph, lift, z)
+
+
+def _one_hot_groups(graph: _Graph, lift: Buckets, z: str) -> str:
+    (groups, bits), (columns, thresholds) = lift.shape, lift.chosen
+    double, whole = graph.onnx.TensorProto.DOUBLE, graph.onnx.TensorProto.INT64
+    on = graph("Greater", graph("Gather", z, graph.constant(columns.numpy()), axis=1), graph.tensor(thresholds))
+    grouped = graph("Reshape", graph("Cast", on, to=double), graph.constant(np.array([0, groups, bits])))
+    valued = graph("Mul", grouped, graph.constant(2.0 ** np.arange(bits)))
+    place = graph("ReduceSum", valued, graph.constant(np.array([2])), keepdims=0)  # (n, groups)
+    ends = graph.constant(np.array([0.0, 1.0], dtype=np.float32))  # runtimes have it in float32 only
+    hot = graph("OneHot", graph("Cast", place, to=whole), graph.constant(np.int64(2**bits)), ends, axis=-1)
+    return graph("Reshape", graph("Cast", hot, to=double), graph.constant(np.array([0, lift.width])))
 
 
 def _gelu(graph: _Graph, x: str) -> str:

@@ -42,6 +42,10 @@ class ResidualBlocks(ClientModel):
         return f"ResidualBlocks({len(self.blocks)} blocks of {len(self.weight)}, {self.weight.shape[1]} classes)"
 
     def _scores(self, features: Tensor) -> Tensor:
+        return torch.addmm(self.bias, self.represent(features), self.weight)
+
+    def represent(self, features: Tensor) -> Tensor:
+        """X_L, what the weights are multiplied with, (n, h)."""
         if features.ndim != 2 or self.normaliser.width(features.shape[1]) != self.first.n_in:
             raise InputError(
                 f"features of shape {tuple(features.shape)} given; this model was made for (n, {self.first.n_in})"
@@ -49,7 +53,7 @@ class ResidualBlocks(ClientModel):
         hidden = self.first(self.normaliser(features).double())
         for feature_map, block in zip(self.maps, self.blocks, strict=True):
             hidden = hidden + feature_map(hidden) @ block
-        return torch.addmm(self.bias, hidden, self.weight)
+        return hidden
 
     def container(self) -> Container:
         """The model as data."""

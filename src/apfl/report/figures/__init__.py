@@ -11,6 +11,7 @@ FIGURES = {
     "bytes": "accuracy against bytes",
     "overhead": "seconds and bytes spent after each round (the paper's Figures 5 and 6)",
     "cost": "final accuracy against seconds and bytes",
+    "pareto": "final accuracy against bytes, with the number of exchanges; the front is joined and named",
     "clients": "every client's accuracy, by method",
     "gains": "what each client gained over the primary stream and over going alone",
     "partition": "training rows of each class at each client",

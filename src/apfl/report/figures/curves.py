@@ -12,10 +12,11 @@ from matplotlib.ticker import MaxNLocator
 
 from apfl.experiments.record import Record
 from apfl.report.figures.style import INK, Look, logarithmic
+from apfl.report.pareto import front, points
 from apfl.report.sheet import Column, Row, Sheet
 from apfl.report.units import human_bytes
 
-__all__ = ["Curve", "cost", "curve", "overhead", "progress"]
+__all__ = ["Curve", "cost", "curve", "overhead", "pareto", "progress"]
 
 Floats = npt.NDArray[np.float64]
 WRITE = {"seconds": "{:g}".format, "bytes": lambda value: human_bytes(value).replace(".0 ", " ")}
@@ -118,3 +119,30 @@ def cost(axes: Axes, sheet: Sheet, column: Column, of: str, looks: dict[Row, Loo
     logarithmic(axes.xaxis, WRITE[of])
     nothing = "; leftmost: nothing sent" if of == "bytes" and 0 in spent.values() else ""
     axes.set(xlabel=AXES[of] + nothing, ylabel="accuracy, mean over clients (%)")
+
+
+def pareto(axes: Axes, sheet: Sheet, column: Column, looks: dict[Row, Look]) -> None:
+    """Final accuracy against bytes, the number of exchanges beside each point; the front is joined, the rest faint."""
+    competing = points(sheet, column)
+    on = front(competing)
+    least = min([point.bytes for point in competing if point.bytes], default=1.0) / 10  # of those who send nothing
+    for point in competing:
+        look, place = looks[point.row], (point.bytes or least, 100 * point.accuracy)
+        axes.errorbar(
+            *place, 100 * (point.spread or 0), fmt=look.marker, color=look.colour, ms=look.size + 1, capsize=2,
+            alpha=1 if point in on else 0.45, label=point.row.label,
+        )  # fmt: skip
+        text = f"{point.row.label}, {point.exchanges:g}" if point in on else f"{point.exchanges:g}"
+        right = point.bytes > (least * max(each.bytes for each in competing)) ** 0.5  # no room beyond it
+        axes.annotate(
+            text, place, xytext=(-5 if right else 5, 3), textcoords="offset points", ha="right" if right else "left",
+            fontsize=7, color=INK,
+        )  # fmt: skip
+    reached = sorted((point.bytes or least, 100 * point.accuracy) for point in on)
+    axes.plot(*zip(*reached, strict=True), ls=":", color=INK, lw=0.8, zorder=0)
+    logarithmic(axes.xaxis, WRITE["bytes"])
+    nothing = "; leftmost: nothing sent" if any(point.bytes == 0 for point in competing) else ""
+    axes.set(
+        xlabel=f"{AXES['bytes']}{nothing}\nnamed: the front; numbers: exchanges",
+        ylabel="accuracy, mean over clients (%)",
+    )

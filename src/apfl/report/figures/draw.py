@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from apfl.errors import InputError, unknown
 from apfl.report.figures import FIGURES, choices, curves, people
 from apfl.report.figures.style import Look, drawing, legend_below, looks, shared_legend
+from apfl.report.pareto import points
 from apfl.report.sheet import Column, Row, Sheet
 
 __all__ = ["all_gains", "drawn", "figure", "panel"]
@@ -91,6 +92,10 @@ def _costs(draw: Callable[[Axes, Sheet, Column, str, Looks], None]) -> Panels:
     return panels
 
 
+def _pareto(sheet: Sheet, column: Column, ours: Row | None, looks: Looks) -> list[Panel]:
+    return [(column.label, drawn(curves.pareto, sheet, column, looks))] if points(sheet, column) else []
+
+
 def _clients(sheet: Sheet, column: Column, ours: Row | None, looks: Looks) -> list[Panel]:
     return [(column.label, drawn(people.distribution, sheet, column, looks))]
 
@@ -127,6 +132,7 @@ PANELS: dict[str, Panels] = {
     "bytes": _progress("bytes"),
     "overhead": _costs(curves.overhead),
     "cost": _costs(curves.cost),
+    "pareto": _pareto,
     "clients": _clients,
     "gains": _gains,
     "partition": _partition,

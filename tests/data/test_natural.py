@@ -1,0 +1,221 @@
+"""Federations that people know, each on a small stand-in of the same schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apfl.data import load_dataset
+from apfl.data.federation import Dataset
+from apfl.data.protocol import Protocol, federate
+from apfl.errors import InputError
+from tests.commands import here
+
+ROOT = Path(__file__).parents[2]
+
+
+def by_client(dataset: Dataset, test_column: str | None = None):
+    return federate(dataset, Protocol("given", None, client_column="client", test_column=test_column), seed=0)
+
+
+# --- LEAF ------------------------------------------------------------------------------------------------------------
+
+
+def leaf_file(path: Path, sizes: dict[str, int], seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+    data = {
+        user: {"x": rng.random((n, 9)).round(3).tolist(), "y": rng.integers(3, size=n).tolist()}
+        for user, n in sizes.items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"users": list(sizes), "num_samples": list(sizes.values()), "user_data": data}
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_leaf_keeps_writers_and_test_rows(tmp_path):
+    train = leaf_file(tmp_path / "data" / "train" / "all_data_0_niid.json", {"f0001_41": 8, "f0002_07": 5})
+    leaf_file(tmp_path / "data" / "train" / "all_data_1_niid.json", {"f0003_00": 6}, seed=1)
+    leaf_file(tmp_path / "data" / "test" / "all_data_0_niid.json", {"f0001_41": 3, "f0002_07": 2, "f0003_00": 1}, 2)
+    dataset = load_dataset(str(tmp_path / "data"))
+    federation = by_client(dataset, "test")
+    assert list(federation.names) == ["f0001_41", "f0002_07", "f0003_00"]
+    assert [len(shard) for shard in federation.train] == [8, 5, 6]
+    assert [len(shard) for shard in federation.test] == [3, 2, 1]
+    written = json.loads(train.read_text())["user_data"]["f0002_07"]
+    np.testing.assert_array_equal(federation.train[1].features.numpy(), np.array(written["x"], np.float32))
+    assert [dataset.class_names[y] for y in federation.train[1].labels] == list(map(str, written["y"]))
+
+
+def test_leaf_without_a_split_is_a_folder_of_files_or_a_file(tmp_path):
+    file = leaf_file(tmp_path / "all_data" / "all_data_0.json", {"a": 8, "b": 5})
+    for source in (file, file.parent):
+        dataset = load_dataset(str(source))
+        assert "test" not in dataset.columns
+        assert dataset.columns["client"].tolist() == ["a"] * 8 + ["b"] * 5
+
+
+def test_what_leaf_does_not_write_is_refused(tmp_path):
+    file = tmp_path / "x.json"
+    for content, says in (
+        ("{", "cannot be read as a file of LEAF"),
+        ('{"users": ["a"]}', "'users' and 'user_data'"),
+        ('{"users": ["a"], "user_data": {"a": {"x": ["to be"], "y": ["o"]}}}', "has texts"),
+        ('{"users": ["a"], "user_data": {"a": {"x": [[1, 2]], "y": [1, 2]}}}', "user a has x of shape"),
+        (
+            '{"users": ["a", "b"], "user_data": {"a": {"x": [[1, 2]], "y": [1]}, "b": {"x": [[1]], "y": [1]}}}',
+            "rows of 1 and of 2 numbers",
+        ),
+    ):
+        file.write_text(content)
+        with pytest.raises(InputError, match=says):
+            load_dataset(str(file))
+    with pytest.raises(InputError, match="there is no file"):
+        load_dataset(str(tmp_path / "none.json"))
+
+
+# --- HAR -------------------------------------------------------------------------------------------------------------
+
+
+def har_folder(folder: Path, people: dict[str, list[int]], per_person: int = 12) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    rows = []
+    for side, subjects in people.items():
+        (folder / side).mkdir(parents=True)
+        x = rng.uniform(-1, 1, (per_person * len(subjects), 7)).round(4)
+        np.savetxt(folder / side / f"X_{side}.txt", x, fmt="%16.7e")
+        np.savetxt(folder / side / f"y_{side}.txt", rng.permutation(len(x)) % 3 + 1, fmt="%d")
+        np.savetxt(folder / side / f"subject_{side}.txt", np.repeat(subjects, per_person), fmt="%d")
+        rows.append(x)
+    (folder / "activity_labels.txt").write_text("1 WALKING\n2 WALKING_UPSTAIRS\n3 SITTING\n")
+    return np.concatenate(rows)
+
+
+def test_har_is_one_table_by_person(tmp_path):
+    rows = har_folder(tmp_path / "UCI HAR Dataset", {"train": [1, 3], "test": [2]})
+    dataset = load_dataset(str(tmp_path / "UCI HAR Dataset"))
+    assert dataset.class_names == ("WALKING", "WALKING_UPSTAIRS", "SITTING")
+    np.testing.assert_allclose(dataset.features.numpy(), rows, rtol=1e-6)  # written with seven digits
+    assert dataset.columns["official"].tolist() == ["train"] * 24 + ["test"] * 12
+    federation = by_client(dataset)
+    assert list(federation.names) == ["1", "2", "3"]
+    assert all(len(shard) for shard in federation.test)
+
+
+def test_a_damaged_har_is_refused(tmp_path):
+    folder = tmp_path / "har"
+    har_folder(folder, {"train": [1, 3], "test": [2]})
+    (folder / "test" / "y_test.txt").write_text("1\n")
+    with pytest.raises(InputError, match="X, y and subject have 12, 1, 12 rows"):
+        load_dataset(str(folder))
+    (folder / "test" / "X_test.txt").write_text("walking")
+    with pytest.raises(InputError, match="cannot be read as rows of numbers"):
+        load_dataset(str(folder))
+
+
+# --- heart disease ---------------------------------------------------------------------------------------------------
+
+
+def heart_folder(folder: Path) -> Path:
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for center, n in (("cleveland", 40), ("hungarian", 30), ("switzerland", 20), ("va", 25)):
+        lines = []
+        for i in range(n):
+            entries = [f"{v:.1f}" for v in (*rng.uniform(30, 70, 2), i % 4 + 1, *rng.uniform(0, 200, 3), i % 3)]
+            entries += [f"{v:.1f}" for v in rng.uniform(0, 3, 3)]
+            lines.append(",".join([*entries, "?", "?", "?", str(i % 5)]))
+        lines[3] = lines[3].replace(lines[3].split(",")[4], "?", 1)  # a row that stays out
+        (folder / f"processed.{center}.data").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_heart_disease_is_prepared_as_in_flamby(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    folder = heart_folder(tmp_path / "heart")
+    dataset = load_dataset(str(folder))
+    frames = []
+    for file in sorted(folder.glob("*.data")):
+        frame = pandas.read_csv(file, header=None, na_values="?").drop(columns=[10, 11, 12]).dropna()
+        frames.append(frame.assign(center=file.name.split(".")[1]))
+    every = pandas.concat(frames, ignore_index=True)
+    expected = pandas.get_dummies(every.drop(columns=[13, "center"]), columns=[2, 6], drop_first=True).astype(float)
+    assert dataset.features.shape == (111, 13)  # eight numbers, three kinds of pain and two of electrocardiogram more
+    np.testing.assert_allclose(dataset.features.numpy(), expected.to_numpy(np.float32), rtol=1e-6)
+    np.testing.assert_array_equal(dataset.labels.numpy(), (every[13] > 0).astype(int))
+    assert dataset.columns["client"].tolist() == every["center"].tolist()
+    assert dataset.feature_names[-5:] == ("cp=2", "cp=3", "cp=4", "restecg=1", "restecg=2")
+
+
+def test_a_damaged_heart_file_is_refused(tmp_path):
+    folder = heart_folder(tmp_path / "heart")
+    file = folder / "processed.va.data"
+    file.write_text("63.0,1.0\n")
+    with pytest.raises(InputError, match="row 0, counted from 0, has 2 columns; expected 14"):
+        load_dataset(str(folder))
+    file.write_text(",".join(["old"] * 14))
+    with pytest.raises(InputError, match="cannot be read as rows of numbers and '\\?'"):
+        load_dataset(str(folder))
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_recipe_for_wisdm_makes_a_table_that_is_read(tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    lines = [
+        f"{user},{activity},{1000 + t},{x:.5f},{y:.5f},{z:.5f};"
+        for user in (17, 33)
+        for activity, scale in (("Jogging", 8), ("Sitting", 0.5))
+        for t, (x, y, z) in enumerate(scale * rng.normal(size=(1250, 3)))
+    ]
+    lines[5] = "33,Jogging,49;"  # the public file has broken lines too
+    lines[6] = "33,Jogging,1006,1.0,2.0,;"
+    (tmp_path / "WISDM_ar_v1.1_raw.txt").write_text("\n".join(lines) + "\n\n")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "howto.md").read_text(), re.DOTALL)
+    (recipe,) = [block for block in blocks if "WISDM" in block]
+    exec(compile(recipe, "howto.md", "exec"), {})
+    dataset = load_dataset(str(tmp_path / "wisdm.csv"), label_column="activity", drop="user")
+    assert dataset.features.shape == (24, 9)  # six whole windows of each user and activity
+    assert dataset.class_names == ("Jogging", "Sitting")
+    spread = dataset.features.numpy()[:, list(dataset.feature_names).index("std_x")]
+    assert spread[dataset.labels.numpy() == 0].min() > spread[dataset.labels.numpy() == 1].max()
+
+
+@pytest.fixture
+def patients(tmp_path):
+    """As a table of TCGA: centres of different size, a gene that means the same everywhere, one that does not."""
+    rng, lines = np.random.default_rng(0), ["centre,age,gene_a,gene_b,time,event"]
+    for centre, n, sign in (("MSKCC", 120, 1), ("Mayo", 100, -1), ("UCSF", 24, 1)):
+        for _ in range(n):
+            event = int(rng.integers(2))
+            a, b = 2 * event + rng.normal(), sign * (2 * event - 1) + rng.normal()
+            lines.append(f"{centre},{rng.uniform(30, 80):.1f},{a:.3f},{b:.3f},{rng.uniform(10, 900):.0f},{event}")
+    path = tmp_path / "tcga.csv"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_run_on_given_clients_says_who_gains(patients, tmp_path, capsys):
+    options = ("--label-column", "event", "--drop", "time", "--methods", "afl,apfl", "--seeds", "1")
+    named = ("--client-column", "centre", "--out", tmp_path / "out")
+    assert here("run", "--data", patients, *options, *named) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "against going alone client test rows alone apfl gain ± s.e." in shown
+    for centre in ("MSKCC", "Mayo", "UCSF"):
+        assert re.search(rf"{centre} \d+ [\d.]+ [\d.]+ [+-][\d.]+ [\d.]+", shown)
+    assert re.search(r"\d of 3 clients gain \(\d clearly\), \d lose", shown)
+    records = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
+    assert [json.loads(line)["method"] for line in records] == ["afl", "apfl"]  # going alone is printed, not kept
+
+
+def test_a_run_on_drawn_clients_does_not(patients, tmp_path, capsys):
+    options = ("--label-column", "event", "--drop", "time", "--methods", "afl", "--seeds", "1", "--clients", "3")
+    assert here("run", "--data", patients, *options, "--alpha", "5", "--out", tmp_path / "out") == 0
+    assert "going alone" not in capsys.readouterr().out
