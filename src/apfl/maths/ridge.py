@@ -21,7 +21,18 @@ from torch import Tensor
 
 from apfl.errors import InputError, not_finite
 
-__all__ = ["Statistics", "accumulate", "factorise", "gram", "one_hot", "solve", "squared", "statistics", "total", "weighted_statistics"]
+__all__ = [
+    "Statistics",
+    "accumulate",
+    "factorise",
+    "gram",
+    "one_hot",
+    "solve",
+    "squared",
+    "statistics",
+    "total",
+    "weighted_statistics",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,17 +69,22 @@ class Statistics:
             )
         n, counted = self.weight, float(self.class_counts.sum())
         # Each row of one-hot (or smoothed) targets sums to one, so counts and rows, as they weigh, are the same number.
-        if self.n_samples < 0 or n < -1e-6 or float(self.class_counts.min()) < -1e-6 or not abs(counted - n) <= 1e-6 * max(n, 1):
+        if (
+            self.n_samples < 0
+            or n < -1e-6
+            or float(self.class_counts.min()) < -1e-6
+            or not abs(counted - n) <= 1e-6 * max(n, 1)
+        ):
             raise InputError(
                 f"statistics contradict themselves: {n:g} samples, but class counts that sum to {counted:g} "
                 f"(smallest {float(self.class_counts.min()):g}); was something subtracted that had not been added?"
             )
         if not 0 <= self.n_copies <= self.n_samples:
-            raise InputError(
-                f"statistics contradict themselves: {self.n_copies} copies among {self.n_samples} samples"
-            )
+            raise InputError(f"statistics contradict themselves: {self.n_copies} copies among {self.n_samples} samples")
         if not -1e-6 * max(n, 1) <= self.target_energy <= n * (1 + 1e-6) + 1e-6 * (self.surplus != 0):
-            raise InputError(f"statistics contradict themselves: target energy {self.target_energy:g} for {n:g} samples")
+            raise InputError(
+                f"statistics contradict themselves: target energy {self.target_energy:g} for {n:g} samples"
+            )
 
     def __repr__(self) -> str:
         return f"Statistics({self.n_samples} rows, width {self.width}, {self.n_classes} classes)"
