@@ -117,6 +117,13 @@ def test_a_dict_is_what_weights_of_rows_would_be_and_balanced_follows_who_is_the
     assert forgetful.clients_ == ["north"]
 
 
+def test_what_was_fitted_with_weights_of_classes_is_saved(sites, tmp_path):
+    X, y, clients, _ = sites
+    clf = APFLClassifier(**GIVEN, class_weight={np.int64(3): 4.0}).fit(X, y, clients=clients)
+    clf.save(tmp_path / "clf")
+    same(APFLClassifier.load(tmp_path / "clf"), clf, X, clients)
+
+
 @pytest.mark.parametrize(
     ("settings", "weights", "reason"),
     [
