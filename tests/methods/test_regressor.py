@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import block_diag
+from scipy.stats import multivariate_normal
 from sklearn.datasets import load_diabetes, make_friedman1, make_friedman2, make_friedman3, make_regression
 from sklearn.linear_model import Ridge, RidgeCV
 from sklearn.model_selection import cross_val_score
@@ -15,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from apfl import APFLRegressor, InputError
-from apfl.maths.regression import Block, choose, fit_client, number_statistics, solve
+from apfl.maths.regression import DECADES, GAMMAS, Block, choose, fit_client, number_statistics, shares, solve, squared
 from apfl.maths.ridge import total
 
 
@@ -49,7 +51,7 @@ def test_the_primary_is_the_central_ridge_however_rows_are_spread():
 def test_left_out_errors_are_those_of_refitting(setting):
     parts, gamma = blocks(), 0.7
     summed = total(number_statistics(b.phi, b.targets) for b in parts)
-    errors = choose(parts, solve(summed, gamma), setting).errors[1][0]
+    errors = squared(choose(parts, solve(summed, gamma), setting).residuals[1][0])
     own = parts[1]
     for row in (0, 7, 19):
         rest = torch.arange(len(own.phi)) != row
@@ -57,6 +59,54 @@ def test_left_out_errors_are_those_of_refitting(setting):
         primary = solve(summed - number_statistics(own.phi[row : row + 1], own.targets[row : row + 1]), gamma)
         error = own.targets[row] - own.phi[row] @ fit_client(kept, primary, setting)
         assert float(errors[row]) == pytest.approx(float(error.square().sum()), abs=1e-8)
+
+
+def test_the_ridges_have_the_highest_marginal_likelihood():
+    """Beside the density of a normal vector with the dense covariance, its variance at its best for each ridge."""
+    parts = blocks(t=1)
+
+    def density(phi: np.ndarray, y: np.ndarray, ridge: float) -> float:
+        shape = phi @ phi.T / ridge + np.eye(len(y))
+        variance = float(y @ np.linalg.solve(shape, y)) / len(y)
+        return float(multivariate_normal(cov=variance * shape).logpdf(y))
+
+    # Below decades of -5 the dense covariance is singular to float64.
+    phi, y = (torch.cat(list(each)).numpy() for each in zip(*((b.phi, b.targets[:, 0]) for b in parts), strict=True))
+    primary = solve(total(number_statistics(b.phi, b.targets) for b in parts), None)
+    assert primary.gamma == max(
+        (primary.unit * 10**decade for decade in GAMMAS if decade > -5), key=lambda g: density(phi, y, g)
+    )
+    beta = choose(parts, primary, (0.0, None, None)).settings[0][1]
+    apart = block_diag(*(b.phi.numpy() for b in parts))
+    assert beta == max(
+        (primary.unit * 10**decade for decade in DECADES if decade > -5), key=lambda b: density(apart, y, b)
+    )
+
+
+def test_models_that_rows_cannot_tell_apart_share_and_a_clearly_better_one_takes_all():
+    errors = torch.from_numpy(np.random.default_rng(0).chisquare(1, 200))
+    alike = shares([torch.stack([errors, errors])], seed=0)
+    torch.testing.assert_close(alike, torch.full((2,), 0.5, dtype=torch.float64))
+    assert float(shares([torch.stack([errors, 2 * errors])], seed=0)[0]) > 0.999
+    torch.testing.assert_close(  # halves at two clients; bootstraps of 200 rows in the same order
+        shares([torch.stack([errors, errors.flip(0)])[:, :100], torch.stack([errors, errors.flip(0)])[:, 100:]], 0),
+        shares([torch.stack([errors, errors.flip(0)])], 0), atol=0.1, rtol=0,  # other draws: 400 of them
+    )  # fmt: skip
+    few = shares([torch.stack([errors[:5], 1.5 * errors[:5]])], seed=0)
+    assert 0.5 < float(few[0]) < 0.9
+
+
+def test_the_average_is_that_of_the_models_by_their_shares():
+    X, y = make_friedman1(150, noise=2.0, random_state=3)
+    site = np.arange(150) % 2
+    model = APFLRegressor().fit(X, y, clients=site)
+    expected, kept = 0.0, [one for one in model.chosen_["models"] if one["share"]]
+    assert len(kept) > 1
+    for one in kept:
+        settings = {key: one[key] for key in ("map", "gamma", "weight", "beta", "balance")}
+        expected = expected + one["share"] * APFLRegressor(**settings).fit(X, y, clients=site).predict(X, site)
+    assert model.chosen_["alone"] == []
+    np.testing.assert_allclose(model.predict(X, site), expected, rtol=1e-9)
 
 
 def rmse(model, X, y, site, test) -> float:

@@ -73,6 +73,7 @@ class Shard:
     labels: Tensor  # (n,)
     groups: Tensor | None = None  # (n,): rows of one group (a patient, say) stay together
     shared: Tensor | None = None  # (n,), bool: rows that a federation may have the sums of; without it, all
+    weights: Tensor | None = None  # (n,), float64, above 0: what rows weigh in sums (of estimators); without it, one
 
     def __post_init__(self) -> None:
         if self.features.ndim != 2 or self.labels.shape != self.features.shape[:1]:
@@ -89,8 +90,8 @@ class Shard:
 
     def where(self, rows: Tensor) -> Shard:
         """The rows of this mask, or of these indices."""
-        groups, shared = (None if each is None else each[rows] for each in (self.groups, self.shared))
-        return Shard(self.features[rows], self.labels[rows], groups, shared)
+        others = (None if each is None else each[rows] for each in (self.groups, self.shared, self.weights))
+        return Shard(self.features[rows], self.labels[rows], *others)
 
     def only_shared(self) -> Shard:
         """The rows that a federation may have the sums of."""
@@ -103,11 +104,21 @@ class Shard:
         groups = None
         if self.groups is not None and other.groups is not None:
             groups = torch.cat([self.groups, other.groups])
-        return Shard(torch.cat([self.features, other.features]), torch.cat([self.labels, other.labels]), groups)
+        weights = None
+        if self.weights is not None or other.weights is not None:
+            weights = torch.cat([self.weighing, other.weighing])
+        features, labels = torch.cat([self.features, other.features]), torch.cat([self.labels, other.labels])
+        return Shard(features, labels, groups, weights=weights)
+
+    @property
+    def weighing(self) -> Tensor:
+        """The weight of each row, (n,), float64."""
+        return torch.ones(len(self), dtype=torch.float64) if self.weights is None else self.weights
 
     def to(self, device: torch.device | str) -> Shard:
         """The shard on another device."""
-        return Shard(self.features.to(device), self.labels.to(device), self.groups, self.shared)
+        weights = None if self.weights is None else self.weights.to(device)
+        return Shard(self.features.to(device), self.labels.to(device), self.groups, self.shared, weights)
 
 
 @dataclass(frozen=True, eq=False)

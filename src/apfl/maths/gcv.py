@@ -98,7 +98,7 @@ class Path:
 
 def feature_energy(stats: Statistics) -> float:
     """Mean squared length of a row of Phi: the natural unit of both ridges, known from the sums alone."""
-    return float(stats.autocorrelation.diagonal().sum()) / stats.n_samples
+    return float(stats.autocorrelation.diagonal().sum()) / stats.weight
 
 
 def choose_gamma(stats: Statistics) -> Path:

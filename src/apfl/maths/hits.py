@@ -85,9 +85,20 @@ class LeftOutRows(Protocol):
 
 
 def hits(
-    left_out: LeftOutRows, labels: Tensor, counts: Tensor, total_counts: Tensor, smoothing: float, tried: Grid
+    left_out: LeftOutRows,
+    labels: Tensor,
+    counts: Tensor,
+    total_counts: Tensor,
+    smoothing: float,
+    tried: Grid,
+    *,
+    weights: Tensor | None = None,
+    importance: Tensor | None = None,
 ) -> Tensor:
     """How many of a client's left-out rows each setting gets right, (betas, balances, taus), int64.
+
+    ``weights`` (n,) are those of the rows in the counts. With ``importance`` (n,), as much as rows that are right have
+    of it, float64.
 
     The labels of what is left out, a row or its group, are taken out of the counts before they judge it. A tie for the
     highest score is no hit, and neither is a row that cannot be judged (`LeftOut.judged`).
@@ -98,12 +109,14 @@ def hits(
     Rows of several clients at once, (b, n), with counts (b, c), give a table for each, (b, betas, balances, taus).
     """
     own, lead_dims = one_hot(labels, counts.shape[-1]).to(counts.device), labels.shape[:-1]
-    prior = left_out_prior(own, counts, total_counts, left_out.groups, smoothing)
+    counted = own if weights is None else own * weights[..., None]
+    prior = left_out_prior(counted, counts, total_counts, left_out.groups, smoothing)
     refined = left_out.refinements(tried.betas).flatten(1, -2)  # (betas, rows, c)
     primary, prior = ((own - left_out.primary).flatten(0, -2), prior.flatten(0, -2))
     balances = torch.tensor(sorted(tried.balances), dtype=torch.float32, device=labels.device)
     shape = (math.prod(lead_dims), len(tried.betas), len(tried.taus), len(balances) + 1)
-    begin = torch.zeros(math.prod(shape), dtype=torch.int64, device=labels.device)
+    worth = torch.ones_like(labels.flatten()) if importance is None else importance.flatten()
+    begin = torch.zeros(math.prod(shape), dtype=worth.dtype, device=labels.device)
     cells = torch.arange(0, len(begin), shape[3], device=labels.device).view(shape[:3])  # of client, beta and tau
     for rows in torch.split(left_out.judged.flatten().nonzero()[:, 0], _rows_of_a_block(refined)):
         of = labels.flatten()[rows]
@@ -112,9 +125,11 @@ def hits(
         low, high = _intervals(lead, more, gain, of, tried.taus)  # (betas, taus, rows)
         first = torch.searchsorted(balances, low, right=True)
         after = torch.searchsorted(balances, high).maximum(first)
-        cell, ones = cells[rows // labels.shape[-1]].movedim(0, 2), torch.ones_like(first).flatten()
-        begin.index_add_(0, (cell + first).flatten(), ones).index_add_(0, (cell + after).flatten(), -ones)
+        cell, each = cells[rows // labels.shape[-1]].movedim(0, 2), worth[rows].expand_as(first).flatten()
+        begin.index_add_(0, (cell + first).flatten(), each).index_add_(0, (cell + after).flatten(), -each)
     table = begin.view(shape).cumsum(3)[..., :-1].transpose(2, 3)  # of sorted balances
+    if importance is not None:
+        table = table.round(decimals=9)  # so that settings that get the same rows right are level
     order = torch.tensor(tried.balances).argsort().argsort().to(table.device)
     return table[:, :, order].reshape(*lead_dims, *tried.shape)
 
@@ -130,7 +145,7 @@ def left_out_prior(
 ) -> Tensor:
     """The prior that each row meets without its own label, or its group's, which must not vouch for it; (..., n, c).
 
-    ``own`` (..., n, c) are the rows' one-hot labels, ``counts`` and ``total_counts`` are (..., c).
+    ``own`` (..., n, c) are the rows' one-hot labels, as they weigh; ``counts`` and ``total_counts`` are (..., c).
     """
     gone = own if groups is None else _summed_by(own, groups)
     return local_prior(counts[..., None, :] - gone, total_counts[..., None, :] - gone, smoothing)

@@ -402,18 +402,20 @@ def own_weights(rows: Rows, shared: Shared, plans: Sequence[Plan], smoothing: fl
     tried = Grid(sorted({beta for plan in plans for beta, _, _ in plan.settings.values()}), [1.0], [0.0])
     found = leave_out_each(rows, shared, smoothing, tried, weights=weights, keep_scores=True)
     labels = rows.each(rows.labels)
-    return [_clear_weight(left.scores, own, plan) for left, own, plan in zip(found, labels, plans, strict=True)]
+    worth = rows.each(torch.ones_like(rows.labels) if rows.importance is None else rows.importance)
+    own = zip(found, labels, worth, plans, strict=True)
+    return [_clear_weight(left.scores, label, each, plan) for left, label, each, plan in own]
 
 
-def _clear_weight(scores: LeftOutScores | None, labels: Tensor, plan: Plan) -> float:
+def _clear_weight(scores: LeftOutScores | None, labels: Tensor, worth: Tensor, plan: Plan) -> float:
     assert scores is not None
     right = {w: (scores.at(s, w).argmax(1) == labels)[scores.judged] for w, s in plan.settings.items()}
-    usual = right[plan.weight]
+    usual, worth = right[plan.weight], worth[scores.judged].double()
 
-    def gain(weight: float) -> int:
-        return int(right[weight].sum()) - int(usual.sum())
+    def gain(weight: float) -> float:
+        return float((worth * right[weight]).sum() - (worth * usual).sum())
 
-    clear = [w for w in right if gain(w) > 1 + CLEARLY * math.sqrt(int((right[w] != usual).sum()))]
+    clear = [w for w in right if gain(w) > 1 + CLEARLY * math.sqrt(float((worth.square() * (right[w] != usual)).sum()))]
     return max(clear, key=gain, default=plan.weight)
 
 
@@ -460,7 +462,7 @@ def _accuracies(
     judged = n_distinct >= FEW_ROWS and n_unjudged + 2 * elsewhere <= MOST_UNJUDGED * n_distinct
     judged &= abs(noise) <= MOST_NOISE
 
-    def share(right: int) -> float | None:
+    def share(right: float) -> float | None:
         return right / (n_distinct - n_unjudged) if judged else None
 
     account: dict[str, Any] = {
@@ -468,12 +470,12 @@ def _accuracies(
         "left_out_noise": noise,
         "copies": {"at_their_client": n_copies, "elsewhere": round(elsewhere)},
         "left_out_accuracy": share(
-            sum(int(own.tables[p.weight][tried.index(p.setting)]) for own, p in zip(left_out, made, strict=True))
+            sum(own.tables[p.weight][tried.index(p.setting)].item() for own, p in zip(left_out, made, strict=True))
         ),
     }
     if 0.0 in tried.balances and 0.0 in tried.taus and 1.0 in tables:
         alone = tables[1.0][0, list(tried.balances).index(0.0), list(tried.taus).index(0.0)]
-        account["left_out_accuracy_primary_alone"] = share(int(alone))
+        account["left_out_accuracy_primary_alone"] = share(alone.item())
     (usual, *others) = tables
     account["table"] = {
         "beta": list(tried.betas), "balance": list(tried.balances), "tau": list(tried.taus),

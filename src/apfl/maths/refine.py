@@ -11,6 +11,9 @@ primary is linear in w, and so is all that follows from it: with R the left-out 
 so two sets of left-out scores serve every weight. This stands here once: the method, its late clients, a site of a
 federation, the scikit-learn estimator and the oracle all use it.
 
+Rows may have weights: both ridges then minimise the sum of w_i |y_i - score_i|^2. Such rows hold sqrt(w) times Phi, Psi
+and Y (`weighted`), and everything is as it was, but for the scores of left-out rows, which are divided by sqrt(w).
+
 Many clients of like sizes are worked on at once: `stacked` fills their rows up with zeros, (b, n, ...), and every
 function here takes such rows too. Rows of zeros change nothing.
 """
@@ -42,6 +45,7 @@ __all__ = [
     "refine",
     "refine_each",
     "stacked",
+    "weighted",
 ]
 
 Setting = tuple[float, float, float]  # beta, balance, tau
@@ -58,6 +62,8 @@ class Rows:
     copies: Tensor | None = None  # bool (n,)
     seen: Tensor | None = None  # bool (n,): rows behind the primary; without it, all
     sizes: tuple[int, ...] | None = None  # of several clients in one (b, n, ...): then `copies` are the rows of zeros
+    weights: Tensor | None = None  # (n,), above 0; phi and psi are multiplied by their roots (`weighted`)
+    importance: Tensor | None = None  # (n,): what a left-out row counts that is right; without it, one
 
     @property
     def n_copies(self) -> int:
@@ -75,9 +81,24 @@ class Rows:
         return own + self.hat.nbytes
 
     def targets(self, n_classes: int) -> Tensor:
-        """Y (n, c); zero for rows of zeros."""
+        """Y (n, c), times the root of the weights; zero for rows of zeros."""
+        own = self.indicators(n_classes)
+        return own if self.root is None else own * self.root
+
+    def counted(self, n_classes: int) -> Tensor:
+        """The labels as they count in sums (n, c)."""
+        own = self.indicators(n_classes)
+        return own if self.weights is None else own * self.weights[..., None]
+
+    def indicators(self, n_classes: int) -> Tensor:
+        """One-hot labels (n, c); zero for rows of zeros."""
         own = one_hot(self.labels, n_classes)
         return own if self.sizes is None or self.copies is None else own * ~self.copies[..., None]
+
+    @property
+    def root(self) -> Tensor | None:
+        """sqrt(w), (n, 1)."""
+        return None if self.weights is None else self.weights.sqrt()[..., None]
 
     def fit(self, residual: Tensor, beta: float | Tensor) -> Tensor:
         """The refinement (d_R, c): from the decomposition if there is one already, else by Cholesky."""
@@ -91,6 +112,16 @@ class Rows:
         if self.sizes is None:
             return [of_rows]
         return [own[:n] for own, n in zip(of_rows, self.sizes, strict=True)]
+
+
+def weighted(rows: Rows, weights: Tensor | None, importance: Tensor | None = None) -> Rows:
+    """The rows with these weights in both ridges, float64 (n,), above 0."""
+    if weights is None:
+        return replace(rows, importance=importance)
+    root = weights.sqrt()[:, None]
+    phi = root * rows.phi
+    psi = phi if rows.psi is rows.phi else root * rows.psi
+    return replace(rows, phi=phi, psi=psi, weights=weights, importance=importance)
 
 
 def stacked(clients: Sequence[Rows]) -> Rows:
@@ -110,11 +141,13 @@ def stacked(clients: Sequence[Rows]) -> Rows:
     places = torch.arange(labels.shape[1], device=labels.device)
     beyond = places >= torch.tensor(sizes, device=labels.device)[:, None]
     seen = None if first.seen is None else filled([_of(own.seen) for own in clients])
-    return Rows(phi, psi, labels, None, beyond, seen, sizes)
+    weights = None if first.weights is None else filled([_of(own.weights) for own in clients]) + beyond.double()
+    importance = None if first.importance is None else filled([_of(own.importance) for own in clients])
+    return Rows(phi, psi, labels, None, beyond, seen, sizes, weights, importance)
 
 
 def _of(seen: Tensor | None) -> Tensor:
-    assert seen is not None, "either all clients say which rows the primary has seen, or none"
+    assert seen is not None, "either all clients say it of their rows, or none"
     return seen
 
 
@@ -137,7 +170,7 @@ class Shared:
 
         Everyone has no fewer than the client, whatever noise says.
         """
-        targets = rows.targets(self.n_classes)
+        targets = rows.counted(self.n_classes)
         own = targets.sum(-2)
         unseen = 0.0 if rows.seen is None else (targets * ~rows.seen[..., None]).sum(-2)
         return own, torch.maximum(self.class_counts + unseen, own)
@@ -232,6 +265,33 @@ class _Weighted:
         return (1 - self.weight) * self.none.refinements(betas) + self.weight * self.whole.refinements(betas)
 
 
+@dataclass(frozen=True, eq=False)
+class _Unscaled:
+    """Left-out rows as they are, from those times the root of their weights."""
+
+    scaled: LeftOut | _Weighted
+    root: Tensor  # (n, 1)
+
+    @property
+    def groups(self) -> Tensor | None:
+        return self.scaled.groups
+
+    @property
+    def judged(self) -> Tensor:
+        return self.scaled.judged
+
+    @property
+    def primary(self) -> Tensor:
+        return self.scaled.primary / self.root
+
+    def refinements(self, betas: Sequence[float]) -> Tensor:
+        return self.scaled.refinements(betas) / self.root
+
+
+def _unscaled(left: LeftOut | _Weighted, rows: Rows) -> LeftOut | _Weighted | _Unscaled:
+    return left if rows.root is None else _Unscaled(left, rows.root)
+
+
 def left_out_of(rows: Rows, shared: Shared, weight: float = 1.0) -> LeftOut | _Weighted:
     """The rows, each left out of both streams, with this weight on the primary."""
     whole = LeftOut(
@@ -276,12 +336,13 @@ def leave_out_each(
     assert isinstance(left, LeftOut)
     unaided = _with_weight(left, rows, shared, 0.0).none
     own, everyone = shared.counts(rows)
-    tables = torch.stack(
-        [
-            hits(left if w == 1 else _Weighted(unaided, left, w), rows.labels, own, everyone, smoothing, tried)
-            for w in weights
-        ]
-    ).cpu()  # (weights, ..., betas, balances, taus)
+
+    def table(weight: float) -> Tensor:
+        of = _unscaled(left if weight == 1 else _Weighted(unaided, left, weight), rows)
+        counts = rows.labels, own, everyone, smoothing, tried
+        return hits(of, *counts, weights=rows.weights, importance=rows.importance)
+
+    tables = torch.stack([table(weight) for weight in weights]).cpu()  # (weights, ..., betas, balances, taus)
     told = torch.stack([left.judged.sum(-1).double(), left.noise(rows.labels)]).cpu()
     if rows.sizes is None:
         tables, told = tables[:, None], told[:, None]
@@ -305,12 +366,12 @@ def _scores(
     weights: Sequence[float],
 ) -> list[LeftOutScores]:
     """The left-out scores of each client."""
-    targets = rows.targets(left.residual.shape[-1])
-    alone, judged = rows.each(targets - left.primary), rows.each(left.judged)
-    prior = rows.each(left_out_prior(targets, *counts, rows.groups, smoothing))
+    c = left.residual.shape[-1]
+    alone, judged = rows.each(rows.indicators(c) - _unscaled(left, rows).primary), rows.each(left.judged)
+    prior = rows.each(left_out_prior(rows.counted(c), *counts, rows.groups, smoothing))
 
     def by_beta(of: LeftOut) -> list[dict[float, Tensor]]:
-        found = [rows.each(each) for each in of.refinements(tried.betas)]
+        found = [rows.each(each) for each in _unscaled(of, rows).refinements(tried.betas)]
         return [dict(zip(tried.betas, each, strict=True)) for each in zip(*found, strict=True)]
 
     refined = by_beta(left)

@@ -1,12 +1,15 @@
-"""Both streams with numbers as targets: the same ridges, chosen by left-out squared error.
+"""Both streams with numbers as targets: the same ridges, chosen by likelihood and judged by left-out squared error.
 
-    primary       G = argmin |Y - Phi G|^2 + gamma |G|^2                over everyone's rows; gamma by `gcv`
+    primary       G = argmin |Y - Phi G|^2 + gamma |G|^2                over everyone's rows
     refinement    P_k = argmin |Y_k - w Phi_k G - Phi_k P|^2 + beta |P|^2     over the client's own
     prediction    w Phi G + balance Phi P_k
 
-w = 1 is the paper's model, w = 0 (then balance = 1) a client's own ridge. w, beta and balance have the least squared
-error of left-out rows, added over clients, if that is clearly less than that of the primary alone. A client takes w = 0
-for itself if its own rows say so clearly.
+w = 1 is the paper's model, w = 0 (then balance = 1) a client's own ridge. gamma and beta have the highest marginal
+likelihood of Y ~ N(0, s^2 (Phi Phi' / ridge + I)), with s^2 at its best: it needs Phi'Phi, Phi'Y and tr(Y'Y) alone, and
+unlike cross-validation it does not take a fit that passes through the rows for a good one.
+
+What is left to choose are few models: the primary alone, refined, and going alone, on each map. They are averaged with
+the shares of `shares`. A client goes alone for itself if its own rows say so clearly.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,15 +36,19 @@ __all__ = [
     "clearly_less",
     "fit_client",
     "number_statistics",
+    "shares",
     "solve",
+    "squared",
 ]
 
 Setting = tuple[float, float, float]  # w, beta, balance
-DECADES = [-4 + step / 2 for step in range(13)]  # of beta over the mean squared length of a row of Phi
+DECADES = [-6 + step / 2 for step in range(19)]  # of beta over the mean squared length of a row of Phi
 GAMMAS = [-10 + step / 4 for step in range(53)]  # decades, likewise
-LEAST_LEFT = 0.02  # of the rows: degrees of freedom that a fit must leave
 TINY = 1e-13  # of the largest eigenvalue
-BALANCES = (0.25, 0.5, 0.75, 1.0)
+LEAST_LEFT = 0.02  # of the rows: degrees of freedom that a fit must leave
+LEAST = 1e-300  # of what a logarithm is taken of
+DRAWS = 400  # of `shares`
+AT_ONCE = 4096  # rows
 
 
 class NumberStatistics(Statistics):
@@ -80,56 +88,72 @@ class Primary:
 
 
 def solve(stats: Statistics, gamma: float | None) -> Primary:
-    """The primary stream with this gamma, or with the one of the lowest generalised cross-validation."""
-    used = _lowest_gcv(stats) if gamma is None else gamma
+    """The primary stream with this gamma, or with the likeliest."""
+    used = _likeliest(stats) if gamma is None else gamma
     factor = factorise(stats, used)
     return Primary(torch.cholesky_solve(stats.crosscorrelation, factor), factor, used, feature_energy(stats) or 1.0)
 
 
-def _lowest_gcv(stats: Statistics) -> float:
-    """As `gcv.choose_gamma`, for targets that may have no noise: then the best fit does pass through nearly all rows.
-
-    What is left of the degrees of freedom must be clear of zero, or one row at two clients would make the curve fall to
-    zero at its edge.
-    """
+def _likeliest(stats: Statistics) -> float:
+    """The gamma of the highest marginal likelihood."""
     values, vectors = torch.linalg.eigh(stats.autocorrelation)
     real = values > TINY * values[-1].clamp_min(math.ulp(0.0))
     values = values[real]
     reached = (vectors[:, real].T @ stats.crosscorrelation).square().sum(1) / values  # of tr(Y'Y), by each direction
     beyond = max(0.0, stats.target_energy - float(reached.sum()))
-    n, unit = stats.n_samples - stats.n_copies, feature_energy(stats) or 1.0
-    found = (math.inf, unit)
-    for decade in reversed(GAMMAS):
-        gamma = unit * 10**decade
-        left = n - float((values / (values + gamma)).sum())
-        if left < max(LEAST_LEFT * n, min(3.0, n / 2)):
+    unit = feature_energy(stats) or 1.0
+    gammas = [unit * 10**decade for decade in reversed(GAMMAS)]
+    return _best_ridge(gammas, stats.n_samples - stats.n_copies, [(values, reached, beyond)])
+
+
+def _best_ridge(ridges: Sequence[float], n: int, spectra: Sequence[tuple[Tensor, Tensor, float]]) -> float:
+    """The ridge of the highest likelihood of n rows in blocks; of equals the first, from large to small.
+
+    A block has the eigenvalues of Phi Phi', the energy of Y in each direction, and that beyond all of them. The degrees
+    of freedom that are left must be clear of zero: if one row stands at two clients, the likelihood has no bound.
+    """
+    values, reached = torch.cat([own for own, *_ in spectra]), torch.cat([own for _, own, _ in spectra])
+    beyond, best = sum(own for *_, own in spectra), (math.inf, ridges[0])
+    for ridge in ridges:
+        keep = ridge / (values + ridge)
+        if n - len(keep) + float(keep.sum()) < max(LEAST_LEFT * n, min(3.0, n / 2)):
             break
-        rss = beyond + float((reached * (gamma / (values + gamma)).square()).sum())  # a sum, where nothing cancels
-        found = min(found, (n * rss / left**2, gamma))
-    return found[1]
+        left = max(beyond + float((reached * keep).sum()), LEAST)
+        badness = n * math.log(left) + float(torch.log1p(values / ridge).sum())
+        best = min(best, (badness, ridge), key=lambda found: found[0])
+    return best[1]
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Every setting that was tried, the squared error of each left-out row under it, and the best."""
+    """The models on one map, and what each leaves of the rows that are left out."""
 
     settings: list[Setting]
-    errors: list[Tensor]  # of each client, (settings, n); NaN for rows that cannot be judged
-    best: int
+    residuals: list[Tensor]  # of each client, (settings, n, t); NaN for rows that cannot be judged
+    primary: list[Tensor]  # likewise of the primary alone, (n, t)
 
-    @property
-    def of_best(self) -> Tensor:
-        """The errors of all rows under the best setting, (N,)."""
-        return torch.cat([own[self.best] for own in self.errors])
 
-    def own(self, client: int) -> Setting:
-        """The setting of one client: everyone's, or going alone if its own rows are clearly better off."""
-        errors = self.errors[client]
-        alone = [i for i, (weight, *_) in enumerate(self.settings) if weight == 0]
-        if not alone or self.settings[self.best][0] == 0:
-            return self.settings[self.best]
-        other = min(alone, key=lambda i: float(errors[i].nansum()))
-        return self.settings[other if clearly_less(errors[other], errors[self.best], 2.0) else self.best]
+def squared(residuals: Tensor) -> Tensor:
+    """The squared error of each row, (..., n)."""
+    return residuals.square().sum(-1)
+
+
+def shares(errors: Sequence[Tensor], seed: int) -> Tensor:
+    """The share of each of m models in their average, (m,), from its squared errors of left-out rows, (m, n) by client.
+
+    Likelihood of the left-out rows under each model, made to sum to one, and averaged over Bayesian bootstraps of the
+    rows: pseudo-BMA+ (Yao, Vehtari, Simpson and Gelman, 2018). Models that the rows cannot tell apart share. A client
+    would send `DRAWS` x m numbers, which add over clients.
+    """
+    rng = np.random.default_rng(seed)
+    summed, weight, n = torch.zeros(DRAWS, len(errors[0]), dtype=torch.float64), torch.zeros(DRAWS, 1).double(), 0
+    for own in errors:
+        for part in torch.split(own[:, ~own.isnan().any(0)], AT_ONCE, 1):
+            drawn = torch.from_numpy(rng.standard_exponential((DRAWS, part.shape[1])))
+            summed, weight, n = summed + drawn @ part.T, weight + drawn.sum(1, keepdim=True), n + part.shape[1]
+    if not n:
+        return torch.full((len(errors[0]),), 1 / len(errors[0]), dtype=torch.float64)
+    return torch.softmax(-n / 2 * (summed / weight).clamp_min(LEAST).log(), 1).mean(0)
 
 
 def clearly_less(one: Tensor, other: Tensor, times: float = 1.0) -> bool:
@@ -141,44 +165,54 @@ def clearly_less(one: Tensor, other: Tensor, times: float = 1.0) -> bool:
 
 
 def choose(blocks: Sequence[Block], primary: Primary, fixed: tuple[float | None, float | None, float | None]) -> Choice:
-    """w, beta and balance by left-out squared error; those that are ``fixed`` (not None) are not chosen."""
-    settings = _tried(primary.unit, fixed)
-    errors = [_errors(block, primary, settings) for block in blocks]
-    total = sum(own.nansum(1) for own in errors)
-    assert isinstance(total, Tensor)
-    best, everyone = int(total.argmin()), torch.cat(errors, 1)
-    return Choice(settings, errors, best if clearly_less(everyone[best], everyone[0]) else 0)
+    """The models with w, beta and balance; those that are ``fixed`` (not None) are not chosen."""
+    settings = _tried(blocks, primary, fixed)
+    left = [_left_out(block, primary, settings) for block in blocks]
+    return Choice(settings, [models for models, _ in left], [alone for _, alone in left])
 
 
-def _tried(unit: float, fixed: tuple[float | None, float | None, float | None]) -> list[Setting]:
-    """Simple ones first: of equals the first is taken."""
-    weights = (1.0, 0.0) if fixed[0] is None else (fixed[0],)
-    betas = [unit * 10**decade for decade in reversed(DECADES)] if fixed[1] is None else [fixed[1]]
+def _tried(
+    blocks: Sequence[Block], primary: Primary, fixed: tuple[float | None, float | None, float | None]
+) -> list[Setting]:
+    """Simple ones first."""
     tried: list[Setting] = []
-    for weight in weights:
-        balances = (fixed[2],) if fixed[2] is not None else BALANCES if weight else (1.0,)
+    for weight in (1.0, 0.0) if fixed[0] is None else (fixed[0],):
+        beta = _likeliest_beta(blocks, primary, weight) if fixed[1] is None else fixed[1]
         if weight and fixed[2] is None:
-            tried.append((weight, betas[0], 0.0))  # the primary alone
-        tried += [(weight, beta, balance) for beta in betas for balance in balances]
+            tried.append((weight, beta, 0.0))  # the primary alone
+        tried.append((weight, beta, 1.0 if fixed[2] is None else fixed[2]))
     return tried
 
 
-def _errors(block: Block, primary: Primary, settings: Sequence[Setting]) -> Tensor:
-    """Of each left-out row under each setting, (settings, n)."""
+def _likeliest_beta(blocks: Sequence[Block], primary: Primary, weight: float) -> float:
+    spectra, n = [], 0
+    for block in blocks:
+        rows = slice(None) if block.copies is None else ~block.copies
+        phi, targets = block.phi[rows], block.targets[rows]
+        residual, hat = targets - weight * (phi @ primary.weights), hat_basis(phi)
+        reached = (hat.basis.T @ residual).square().sum(1)
+        spectra.append((hat.values, reached, max(0.0, float(residual.square().sum() - reached.sum()))))
+        n += len(phi)
+    return _best_ridge([primary.unit * 10**decade for decade in reversed(DECADES)], n, spectra)
+
+
+def _left_out(block: Block, primary: Primary, settings: Sequence[Setting]) -> tuple[Tensor, Tensor]:
+    """What each model leaves of each left-out row, (settings, n, t), and what the primary alone leaves, (n, t)."""
     residual = block.targets - block.phi @ primary.weights
     whole = LeftOut(
         hat_basis(block.phi), whiten(block.phi, primary.factor), residual, block.groups, copies=block.copies
     )
     none = replace(whole, whitened=whole.whitened.new_zeros(len(residual), 1), residual=block.targets)
-    rows = []
+    models = []
     for weight, beta, balance in settings:
-        error = weight * whole.primary + (1 - weight) * block.targets
+        left = weight * whole.primary + (1 - weight) * block.targets
         if balance:
             for part, share in ((whole, weight), (none, 1 - weight)):
                 if share:
-                    error = error - balance * share * part.refinement(beta)
-        rows.append(error.square().sum(1))
-    return torch.stack(rows).masked_fill(~whole.judged, math.nan)
+                    left = left - balance * share * part.refinement(beta)
+        models.append(left)
+    unjudged = ~whole.judged[:, None]
+    return torch.stack(models).masked_fill(unjudged, math.nan), whole.primary.masked_fill(unjudged, math.nan)
 
 
 def fit_client(block: Block, primary: Primary, setting: Setting) -> Tensor:

@@ -21,7 +21,18 @@ from torch import Tensor
 
 from apfl.errors import InputError, not_finite
 
-__all__ = ["Statistics", "accumulate", "factorise", "gram", "one_hot", "solve", "squared", "statistics", "total"]
+__all__ = [
+    "Statistics",
+    "accumulate",
+    "factorise",
+    "gram",
+    "one_hot",
+    "solve",
+    "squared",
+    "statistics",
+    "total",
+    "weighted_statistics",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +57,7 @@ class Statistics:
     target_energy: float  # tr(Y'Y); equals n_samples for one-hot targets
     n_copies: int = 0  # rows that repeat another row of the same client: they add no degrees of freedom
     echo: Tensor | None = None  # what shows rows that repeat those of another client (`leaveout.echo`)
+    surplus: float = 0.0  # weight of the rows beyond one for each: of a row of weight 2 it is 1
 
     def __post_init__(self) -> None:
         d, c = self.crosscorrelation.shape
@@ -55,20 +67,32 @@ class Statistics:
                 f"crosscorrelation {(d, c)}, class_counts {tuple(self.class_counts.shape)}; "
                 "expected (d, d), (d, c), (c,)"
             )
-        n, counted = self.n_samples, float(self.class_counts.sum())
-        # Each row of one-hot (or smoothed) targets sums to one, so counts and rows are the same number.
-        if n < 0 or float(self.class_counts.min()) < -1e-6 or not abs(counted - n) <= 1e-6 * max(n, 1):
+        n, counted = self.weight, float(self.class_counts.sum())
+        # Each row of one-hot (or smoothed) targets sums to one, so counts and rows, as they weigh, are the same number.
+        if (
+            self.n_samples < 0
+            or n < -1e-6
+            or float(self.class_counts.min()) < -1e-6
+            or not abs(counted - n) <= 1e-6 * max(n, 1)
+        ):
             raise InputError(
-                f"statistics contradict themselves: {n} samples, but class counts that sum to {counted:g} "
+                f"statistics contradict themselves: {n:g} samples, but class counts that sum to {counted:g} "
                 f"(smallest {float(self.class_counts.min()):g}); was something subtracted that had not been added?"
             )
-        if not 0 <= self.n_copies <= n:
-            raise InputError(f"statistics contradict themselves: {self.n_copies} copies among {n} samples")
-        if not -1e-6 * max(n, 1) <= self.target_energy <= n * (1 + 1e-6):
-            raise InputError(f"statistics contradict themselves: target energy {self.target_energy:g} for {n} samples")
+        if not 0 <= self.n_copies <= self.n_samples:
+            raise InputError(f"statistics contradict themselves: {self.n_copies} copies among {self.n_samples} samples")
+        if not -1e-6 * max(n, 1) <= self.target_energy <= n * (1 + 1e-6) + 1e-6 * (self.surplus != 0):
+            raise InputError(
+                f"statistics contradict themselves: target energy {self.target_energy:g} for {n:g} samples"
+            )
 
     def __repr__(self) -> str:
         return f"Statistics({self.n_samples} rows, width {self.width}, {self.n_classes} classes)"
+
+    @property
+    def weight(self) -> float:
+        """The number of rows, each as it weighs."""
+        return self.n_samples + self.surplus
 
     @property
     def width(self) -> int:
@@ -96,6 +120,7 @@ class Statistics:
             self.target_energy + sign * other.target_energy,
             self.n_copies + sign * other.n_copies,
             None if self.echo is None or other.echo is None else self.echo + sign * other.echo,
+            self.surplus + sign * other.surplus,
         )
 
 
@@ -122,6 +147,26 @@ def statistics(phi: Tensor, targets: Tensor) -> Statistics:
     tensor([1., 2.], dtype=torch.float64)
     """
     return accumulate([(phi, targets)])
+
+
+def weighted_statistics(phi: Tensor, targets: Tensor, weights: Tensor) -> Statistics:
+    """Statistics of rows with weights (n,), above 0: Phi'WPhi, Phi'WY, W1'Y; those of weight 2 as if given twice.
+
+    >>> phi, y = torch.tensor([[1.0], [2.0]]), one_hot(torch.tensor([0, 1]), 2)
+    >>> weighted_statistics(phi, y, torch.tensor([1.0, 2.0])).autocorrelation.tolist()  # 1 + 2 * 4
+    [[9.0]]
+    """
+    _check_rows(phi, targets)
+    if weights.shape != phi.shape[:1] or not bool(((weights > 0) & torch.isfinite(weights)).all()):
+        raise InputError(f"weights of shape {tuple(weights.shape)} for {len(phi)} rows; give each row one above 0")
+    weights, targets = weights.to(phi.device, torch.float64), targets.to(torch.float64)
+    rows = phi.to(torch.float64)
+    scaled = weights[:, None] * targets
+    gram = rows.T @ (weights[:, None] * rows)
+    if not bool(torch.isfinite(gram.diagonal()).all()):
+        raise not_finite("the features")
+    energy, surplus = float((scaled * targets).sum()), float(weights.sum()) - len(rows)
+    return Statistics((gram + gram.T) / 2, rows.T @ scaled, scaled.sum(0), len(rows), energy, surplus=surplus)
 
 
 def accumulate(batches: Iterable[tuple[Tensor, Tensor]]) -> Statistics:
@@ -160,7 +205,7 @@ def total(parts: Iterable[Statistics]) -> Statistics:
         raise InputError("no statistics to add: at least one client is needed")
     matrix, cross = first.autocorrelation.clone(), first.crosscorrelation.clone()
     counts, n_samples, energy = first.class_counts.clone(), first.n_samples, first.target_energy
-    n_copies, echo = first.n_copies, first.echo
+    n_copies, echo, surplus = first.n_copies, first.echo, first.surplus
     for part in iterator:
         _check_same_size(first, part)
         matrix += part.autocorrelation
@@ -169,8 +214,9 @@ def total(parts: Iterable[Statistics]) -> Statistics:
         n_samples += part.n_samples
         energy += part.target_energy
         n_copies += part.n_copies
+        surplus += part.surplus
         echo = None if echo is None or part.echo is None else echo + part.echo
-    return type(first)(matrix, cross, counts, n_samples, energy, n_copies, echo)
+    return type(first)(matrix, cross, counts, n_samples, energy, n_copies, echo, surplus)
 
 
 def factorise(stats: Statistics, ridge: float) -> Tensor:

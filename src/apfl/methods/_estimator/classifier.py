@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
@@ -23,8 +23,8 @@ from apfl.maths.ridge import Statistics
 from apfl.methods import load_method
 from apfl.methods._estimator.client_rows import ALONE, no_clients, rows_by_name, scores_and_reasons, seed_of, tensor
 from apfl.methods._estimator.files import Filed
-from apfl.methods._estimator.fitted import Fitted, Stream, begin, encode
-from apfl.methods._estimator.reading import by_client, mind, read, read_one
+from apfl.methods._estimator.fitted import ClassWeight, Fitted, Stream, begin, encode
+from apfl.methods._estimator.reading import by_client, mind, present, read, read_one
 from apfl.methods.apfl import APFL
 from apfl.models.landmark import LandmarkModel
 from apfl.models.undecided import in_words
@@ -64,6 +64,9 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         and stay fixed, as do those of ``columns``, ``centred`` and ``standardise``.
     intercept : bool
         Append a column of ones to both maps.
+    class_weight : "balanced", dict or None
+        What a row of each class weighs, in both ridges and when left-out rows choose. ``balanced`` lets all classes
+        weigh the same over all clients, so that rare ones are found; a dict has weights above 0 by label, 1 for others.
     keep_rows : bool
         Keep every client's rows, so that clients can be added, extended and removed and all others refitted. Without
         them a client that is removed must bring its rows, and the others keep their model until they `refit`.
@@ -124,6 +127,7 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         intercept: bool = APFL.intercept,
         map: str = APFL.map,
         landmarks: str = APFL.landmarks,
+        class_weight: Any = None,
         keep_rows: bool = True,
         client_column: int | str | None = None,
         unknown: str = "warn",
@@ -142,6 +146,7 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.intercept = intercept
         self.map = map
         self.landmarks = landmarks
+        self.class_weight = class_weight
         self.keep_rows = keep_rows
         self.client_column = client_column
         self.unknown = unknown
@@ -149,19 +154,31 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     # ------------------------------------------------------------------------------------------------ fitting
 
-    def fit(self, X: Any, y: Any, clients: Any = None, groups: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, clients: Any = None, groups: Any = None, sample_weight: Any = None) -> Self:
         """Fit from scratch.
 
         ``clients`` names the client of each row, or of all rows; without it, and without ``client_column``, there is
         one client. Rows with the same entry in ``groups`` (a patient, say) are left out together where left-out scores
         are used. A missing label, client or group (None, NaN, NaT, NA or an empty string) is refused.
+
+        ``sample_weight`` (n,) weighs the rows in both ridges: with given maps and settings, 2 is a row given twice, and
+        0 is always a row that is absent. A left-out row counts once, whatever it weighs, when settings are chosen.
         """
         with self._all_or_nothing():
             X, y, names = read(self, X, clients, y, reset=True)
             check_classification_targets(y)
-            return self._begin(np.unique(y), X, y, names, groups)
+            X, y, names, groups, weights = present(sample_weight, X, y, names, groups)
+            return self._begin(np.unique(y), X, y, names, groups, weights)
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, clients: Any = None, groups: Any = None) -> Self:
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        classes: Any = None,
+        clients: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+    ) -> Self:
         """Add rows, of clients already there or of new ones; with the same maps, the result equals fitting all at once.
 
         The first call fixes the classes (``classes``, or those of ``y``), the widths if they are ``auto``, and the
@@ -175,11 +192,12 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 self._check_sums()
             X, y, names = read(self, X, clients, y, reset=first)
             check_classification_targets(y)
+            X, y, names, groups, weights = present(sample_weight, X, y, names, groups)
             if first:
-                return self._begin(np.unique(y if classes is None else classes), X, y, names, groups)
-            return self._join(self._fitted, X, y, names, groups)
+                return self._begin(np.unique(y if classes is None else classes), X, y, names, groups, weights)
+            return self._join(self._fitted, X, y, names, groups, weights)
 
-    def add_client(self, client: Hashable, X: Any, y: Any, groups: Any = None) -> Self:
+    def add_client(self, client: Hashable, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
         """Add a client with its rows: with the maps there are, exactly as if it had been there from the start.
 
         It may bring classes that nobody had. Clients whose rows were not kept do not name them until they `refit`.
@@ -190,9 +208,10 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         with self._all_or_nothing():
             X, y, names = read_one(self, client, X, y)
             check_classification_targets(y)
-            return self._join(self._fitted.with_classes_of(y), X, y, names, groups)
+            X, y, names, groups, weights = present(sample_weight, X, y, names, groups)
+            return self._join(self._fitted.with_classes_of(y), X, y, names, groups, weights)
 
-    def remove_client(self, client: Hashable, X: Any = None, y: Any = None) -> Self:
+    def remove_client(self, client: Hashable, X: Any = None, y: Any = None, sample_weight: Any = None) -> Self:
         """Take a client away: with the maps there are, exactly as if it had never been there.
 
         Its rows must be given if they were not kept. Widths that are ``auto`` stay what the first fit made them, and
@@ -203,16 +222,17 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
             raise InputError(no_clients([client], self.clients_))
         if len(self._fitted.models) == 1:
             raise InputError(f"client {client!r} is the only one; without it there is no model")
-        given = None if client in self._fitted.rows else self._brought(client, X, y)
+        given = None if client in self._fitted.rows else self._brought(client, X, y, sample_weight)
         with self._all_or_nothing():
             self._fitted = self._fitted.without(client, given, self._method())
             return self
 
-    def refit(self, X: Any, y: Any, clients: Any = None, groups: Any = None) -> Self:
+    def refit(self, X: Any, y: Any, clients: Any = None, groups: Any = None, sample_weight: Any = None) -> Self:
         """Fit clients' refinements again, to the present primary, from rows that were not kept (all of them)."""
         self._check_sums()
         X, y, names = read(self, X, clients, y)
-        given = dict(by_client(self._fitted.classes, X, y, names, groups))
+        X, y, names, groups, weights = present(sample_weight, X, y, names, groups)
+        given = dict(by_client(self._fitted.classes, X, y, names, groups, weights))
         for client, rows in given.items():
             if client not in self._fitted.models:
                 raise InputError(f"{no_clients([client], self.clients_)}; use add_client for a new one")
@@ -305,25 +325,43 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 "or leave. Fit it anew, or keep the fitted object with pickle"
             )
 
-    def _begin(self, classes: np.ndarray, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any) -> Self:
+    def _begin(
+        self, classes: np.ndarray, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any, weights: Any
+    ) -> Self:
         """Fix classes, maps and normalisation by the first rows, and fit these."""
         activations = (self.activations,) * 2 if isinstance(self.activations, str) else self.activations
-        method, new = self._method(), dict(by_client(classes, X, y, names, groups))
+        method, new = self._method(), dict(by_client(classes, X, y, names, groups, weights))
         state = begin(classes, [*new.values()], method, activations, seed_of(self.random_state), self.keep_rows)
-        self._fitted = state.joined(new, method)
+        self._fitted = replace(state, class_weight=self._class_weight()).joined(new, method)
         return self
 
-    def _join(self, state: Fitted, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any) -> Self:
+    def _join(
+        self, state: Fitted, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any, weights: Any
+    ) -> Self:
         """Add rows to the sums and to their clients, then publish."""
-        self._fitted = state.joined(dict(by_client(state.classes, X, y, names, groups)), self._method())
+        new = dict(by_client(state.classes, X, y, names, groups, weights))
+        self._fitted = state.joined(new, self._method())
         return self
 
-    def _brought(self, client: Hashable, X: Any, y: Any) -> Shard:
+    def _class_weight(self) -> ClassWeight:
+        given = self.class_weight
+        if given is None:
+            return None
+        if isinstance(given, str) and given == "balanced":
+            return "balanced"
+        if isinstance(given, Mapping) and all(0 < float(weight) < np.inf for weight in given.values()):
+            return given
+        raise InputError(
+            f"class_weight={given!r} given; allowed: None, 'balanced', or a dict of weights above 0 by label"
+        )
+
+    def _brought(self, client: Hashable, X: Any, y: Any, sample_weight: Any) -> Shard:
         """The rows of a client that were not kept, as they were when it joined."""
         if X is None or y is None:
             raise InputError(f"the rows of client {client!r} were not kept (keep_rows=False): give its X and y")
-        X, y, _ = read_one(self, client, X, y)
-        rows = Shard(tensor(X), encode(y, self._fitted.classes), None)
+        X, y, _, _, weights = present(sample_weight, *read_one(self, client, X, y), None)
+        own = None if weights is None else torch.from_numpy(weights)
+        rows = Shard(tensor(X), encode(y, self._fitted.classes), None, weights=own)
         self._check_same(client, rows)
         return rows
 

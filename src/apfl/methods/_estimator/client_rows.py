@@ -40,7 +40,8 @@ NAMES_SHOWN = 5
 def digest(rows: Shard, classes: np.ndarray) -> str:
     """The same for the same rows in any order, also after other classes have come."""
     names = torch.tensor([group_code(name) for name in classes.tolist()])  # seven bytes each: no two are alike
-    table = torch.cat([rows.features, names[rows.labels][:, None].view(torch.float64)], 1).numpy()
+    columns = [rows.features, names[rows.labels][:, None].view(torch.float64)]
+    table = torch.cat(columns if rows.weights is None else [*columns, rows.weights[:, None]], 1).numpy()
     return hashlib.sha256(b"".join(sorted(row.tobytes() for row in table))).hexdigest()
 
 

@@ -119,6 +119,8 @@ def _index(classifier: Any, clients: list[tuple[Hashable, str]]) -> dict[str, An
     params = dict(classifier.get_params())
     if not isinstance(params["random_state"], int | None):
         params["random_state"] = None  # a generator: the maps are drawn already
+    if isinstance(params["class_weight"], Mapping):
+        params["class_weight"] = None  # JSON has text as keys alone; the models have the weights in them already
     columns = getattr(classifier, "feature_names_in_", None)
     return {
         "format": "apfl classifier",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from apfl.maths.machine import over_clients
 from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import Normaliser, check_features
 from apfl.maths.personalise import Personal, Primary, Rows, personalise, solve_primary
-from apfl.maths.ridge import Statistics, one_hot, statistics, total
+from apfl.maths.refine import weighted
+from apfl.maths.ridge import Statistics, one_hot, statistics, total, weighted_statistics
 from apfl.methods._analytic import shared_normaliser, stream_maps
 from apfl.methods._estimator.client_rows import digest
 from apfl.methods._pilot import pilot
@@ -32,7 +33,9 @@ from apfl.methods.apfl import APFL
 from apfl.models.dual_stream import DualStream
 from apfl.models.landmark import LandmarkModel
 
-__all__ = ["Fitted", "Stream", "begin", "encode"]
+__all__ = ["ClassWeight", "Fitted", "Stream", "begin", "encode"]
+
+ClassWeight = Literal["balanced"] | Mapping[Any, float] | None
 
 Stream = DualStream | LandmarkModel  # a client's model, or the primary stream alone
 
@@ -52,6 +55,8 @@ class Fitted:
     digests: Mapping[Hashable, str] = field(default_factory=dict)  # of the rows of the others
     account: Mapping[str, Any] = field(default_factory=dict)  # the settings that were chosen
     begun: Mapping[str, Any] = field(default_factory=dict)  # what chose the normalisation and the landmarks
+    class_weight: ClassWeight = None  # as it was given
+    per_class: Tensor | None = None  # (c,): what it makes a row of each class weigh
 
     def joined(self, new: Mapping[Hashable, Shard], method: APFL) -> Fitted:
         """With more rows, of clients that are there or of new ones."""
@@ -62,11 +67,14 @@ class Fitted:
                     f"client {client!r} is there already and its rows were not kept (keep_rows=False): "
                     "remove it and add it again with all its rows"
                 )
-        added = total(self._statistics(rows) for rows in new.values())
         merged = {client: self.rows[client] + rows if client in self.rows else rows for client, rows in new.items()}
         kept = {"rows": {**self.rows, **merged}} if self.keep_rows else {"digests": self._with_digests(merged)}
+        state = replace(self, **kept)._weighing_classes({**self.rows, **merged})
+        if self.class_weight == "balanced":
+            return replace(state, statistics=state._summed({**self.rows, **merged})).published(method, merged)
+        added = state._summed(new)
         summed = added if self.statistics is None else self.statistics + added
-        return replace(self, statistics=summed, **kept).published(method, merged)
+        return replace(state, statistics=summed).published(method, merged)
 
     def without(self, client: Hashable, given: Shard | None, method: APFL) -> Fitted:
         """As if this client had never been there; ``given`` are its rows if they were not kept."""
@@ -77,8 +85,10 @@ class Fitted:
             name: {other: value for other, value in getattr(self, name).items() if other != client}
             for name in ("models", "rows", "digests")
         }
-        left = self.statistics - self._statistics(gone)
-        return replace(self, statistics=left, **kept).published(method)  # type: ignore[arg-type]
+        state = replace(self, **kept)._weighing_classes(kept["rows"])  # type: ignore[arg-type]
+        balanced = self.class_weight == "balanced"
+        left = state._summed(kept["rows"]) if balanced else self.statistics - self._statistics(gone)
+        return replace(state, statistics=left).published(method)
 
     def published(self, method: APFL, given: Mapping[Hashable, Shard] | None = None) -> Fitted:
         """Solve the primary; refit every client whose rows are at hand; choose the temperatures."""
@@ -125,10 +135,45 @@ class Fitted:
     def _with_digests(self, rows: Mapping[Hashable, Shard]) -> dict[Hashable, str]:
         return {**self.digests, **{client: digest(own, self.classes) for client, own in rows.items()}}
 
+    def _weighing_classes(self, everyone: Mapping[Hashable, Shard]) -> Fitted:
+        """With the weights of classes that these rows, all there are, call for."""
+        if self.class_weight is None:
+            return self
+        if isinstance(self.class_weight, Mapping):
+            given = [float(self.class_weight.get(_plain(name), 1.0)) for name in self.classes]
+            return replace(self, per_class=torch.tensor(given, dtype=torch.float64))
+        if self.statistics is not None and not self.keep_rows:
+            raise InputError(
+                "class_weight='balanced' given, which weighs all rows anew when clients join or leave, and their rows "
+                "were not kept (keep_rows=False); keep them, or give class_weight as a dict"
+            )
+        counts = torch.zeros(len(self.classes), dtype=torch.float64)
+        for rows in everyone.values():
+            counts.index_add_(0, rows.labels, rows.weighing)
+        there = counts > 0
+        return replace(self, per_class=torch.where(there, counts.sum() / (int(there.sum()) * counts), 1.0))
+
+    def _summed(self, clients: Mapping[Hashable, Shard]) -> Statistics:
+        return total(self._statistics(rows) for rows in clients.values())
+
     def _statistics(self, rows: Shard) -> Statistics:
-        phi = self.maps[0](self.normaliser(rows.features))
-        copies = leaving(rows.features, rows.labels, None).copies
-        return with_copies(statistics(phi, one_hot(rows.labels, len(self.classes))), rows.features, copies)
+        phi, targets = self.maps[0](self.normaliser(rows.features)), one_hot(rows.labels, len(self.classes))
+        copies, weights = leaving(rows.features, rows.labels, None).copies, self._weights(rows)
+        found = statistics(phi, targets) if weights is None else weighted_statistics(phi, targets, weights)
+        return with_copies(found, rows.features, copies)
+
+    def _weights(self, rows: Shard) -> Tensor | None:
+        """What rows weigh in both ridges, (n,): their own weight times that of their class."""
+        if self.per_class is None:
+            return rows.weights
+        return rows.weighing * self.per_class[rows.labels]
+
+    def _weights_of(self, clients: Sequence[Shard]) -> list[Tensor | None]:
+        """Of each client; if rows of one have weights, those of all."""
+        found = [self._weights(rows) for rows in clients]
+        if all(own is None for own in found):
+            return found
+        return [rows.weighing if own is None else own for rows, own in zip(clients, found, strict=True)]
 
     def _stream(self, primary: Tensor, own: Personal | None = None) -> Stream:
         """The model of a client with this refinement, or the primary alone."""
@@ -150,13 +195,16 @@ class Fitted:
     ) -> tuple[dict[Hashable, Stream], Mapping[str, Any], float]:
         """Models of these clients, what was chosen, and the temperature of the primary alone."""
         clients = list(at_hand)
+        weights = self._weights_of([*at_hand.values()])
 
         def rows_of(k: int) -> Rows:
             rows = at_hand[clients[k]]
             z = self.normaliser(rows.features)
             together = leaving(rows.features, rows.labels, rows.groups)
             phi = self.maps[0](z)
-            return Rows(phi, phi if self.maps[1] is self.maps[0] else self.maps[1](z), rows.labels, *together)
+            psi = phi if self.maps[1] is self.maps[0] else self.maps[1](z)
+            importance = None if self.per_class is None else self.per_class[rows.labels]
+            return weighted(Rows(phi, psi, rows.labels, *together), weights[k], importance)
 
         made = personalise(
             rows_of,
@@ -169,14 +217,16 @@ class Fitted:
             keep_scores=True,
         )
         labels = np.concatenate([at_hand[client].labels.numpy() for client in clients])
+        given = [own for own in weights if own is not None]
+        each = torch.cat(given).numpy() if given else None
         pairs = list(zip(made.clients, made.scores, strict=True))
-        temperature = _temperature(torch.cat([left.at(own.setting) for own, left in pairs]).numpy(), labels)
+        temperature = _temperature(torch.cat([left.at(own.setting) for own, left in pairs]).numpy(), labels, each)
         models = {
             client: replace(self._stream(primary.weights, own), temperature=temperature, about={"client": str(client)})
             for client, own in zip(clients, made.clients, strict=True)
         }
         account = {**self.begun, **made.account, "normalise": self.normaliser.how}
-        return models, account, _temperature(torch.cat([left.alone for left in made.scores]).numpy(), labels)
+        return models, account, _temperature(torch.cat([left.alone for left in made.scores]).numpy(), labels, each)
 
 
 def begin(
@@ -187,7 +237,7 @@ def begin(
     seed: int,
     keep_rows: bool,
 ) -> Fitted:
-    """Maps and normalisation for clients like these; none has joined yet."""
+    """Maps and normalisation for clients like these, however their rows weigh; none has joined yet."""
     n_rows, features = sum(map(len, clients)), clients[0].features
     widths = method.widths(n_rows, features.shape[1])
     if method.map == "random":
@@ -216,12 +266,12 @@ def encode(labels: np.ndarray, classes: np.ndarray) -> Tensor:
     return torch.from_numpy(index)
 
 
-def _temperature(scores: np.ndarray, labels: np.ndarray) -> float:
+def _temperature(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> float:
     """argmin over T of the log-loss of softmax(scores / T)."""
 
     def loss(log_t: float) -> float:
         scaled = scores / np.exp(log_t)
-        return float((logsumexp(scaled, axis=1) - scaled[np.arange(len(labels)), labels]).mean())
+        return float(np.average(logsumexp(scaled, axis=1) - scaled[np.arange(len(labels)), labels], weights=weights))
 
     return float(np.exp(minimize_scalar(loss, bounds=(-7.0, 3.0), method="bounded").x))
 

@@ -26,7 +26,7 @@ from apfl.methods._estimator.client_rows import (
 )
 from apfl.methods._estimator.fitted import encode
 
-__all__ = ["by_client", "mind", "read", "read_one"]
+__all__ = ["by_client", "mind", "present", "read", "read_one"]
 
 
 def read(
@@ -69,16 +69,47 @@ def read_one(estimator: Any, client: Hashable, X: Any, y: Any) -> tuple[np.ndarr
 
 
 def by_client(
-    classes: np.ndarray, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any
+    classes: np.ndarray, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any, weights: Any = None
 ) -> Iterator[tuple[Hashable, Shard]]:
-    """Each client with its rows."""
+    """Each client with its rows; ``weights`` are those of `present`."""
     labels = encode(y, classes)
     codes = None
     if groups is not None:
         # A group is known by its name, so that rows added later join it.
         codes = torch.tensor([group_code(group) for group in one_each("groups", groups, len(y))])
     for name, rows in rows_by_name(names).items():
-        yield name, Shard(tensor(X[rows]), labels[rows], None if codes is None else codes[rows])
+        own = None if weights is None else torch.from_numpy(weights[rows])
+        yield name, Shard(tensor(X[rows]), labels[rows], None if codes is None else codes[rows], weights=own)
+
+
+def present(sample_weight: Any, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any) -> tuple[Any, ...]:
+    """X, y, names and groups of the rows that weigh something, and what they weigh; all of them without weights."""
+    if sample_weight is None:
+        return X, y, names, groups, None
+    weights = _numbers(sample_weight, len(X))
+    if not np.isfinite(weights).all() or weights.min() < 0 or not weights.any():
+        raise InputError(
+            f"sample weights from {weights.min():g} to {weights.max():g} given; none may be below zero, and not all "
+            "may be zero"
+        )
+    here = weights > 0
+    if groups is not None:
+        groups = [group for group, kept in zip(one_each("groups", groups, len(X)), here, strict=True) if kept]
+    names = [name for name, kept in zip(names, here, strict=True) if kept]
+    return X[here], y[here], names, groups, weights[here]
+
+
+def _numbers(sample_weight: Any, n: int) -> np.ndarray:
+    """One for each of n rows; a single one holds for all."""
+    try:
+        weights = np.array(sample_weight, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError("sample_weight has entries that are no numbers; give one number for each row") from None
+    if weights.ndim == 0:
+        return np.full(n, weights)
+    if weights.shape != (n,):
+        raise InputError(f"sample_weight of shape {weights.shape} given for {n} rows; give one number for each row")
+    return weights
 
 
 def mind(estimator: Any, strange: list[Hashable]) -> None:

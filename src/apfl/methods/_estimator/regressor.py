@@ -21,7 +21,18 @@ from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, LandmarkMap, draw_points,
 from apfl.maths.leaveout import leaving
 from apfl.maths.normalise import Normaliser, check_features, moments, normaliser
 from apfl.maths.personalise import width_for
-from apfl.maths.regression import Block, Choice, Primary, choose, clearly_less, fit_client, number_statistics, solve
+from apfl.maths.regression import (
+    Block,
+    Choice,
+    Primary,
+    choose,
+    clearly_less,
+    fit_client,
+    number_statistics,
+    shares,
+    solve,
+    squared,
+)
 from apfl.maths.ridge import total
 from apfl.methods._estimator.client_rows import group_code, one_each, rows_by_name, seed_of, tensor
 from apfl.methods._estimator.reading import mind, read
@@ -29,6 +40,7 @@ from apfl.methods._estimator.reading import mind, read
 __all__ = ["APFLRegressor"]
 
 MAPS = ("linear", "landmarks", "both")  # simple ones first
+LEAST_SHARE = 1e-3  # of a model in the average
 MOST = 2048  # landmarks: leverages are exact here, which costs the cube of the width
 
 
@@ -36,29 +48,32 @@ class APFLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: i
     """One regression for each client: a ridge shared by all, plus a private ridge on what it gets wrong locally.
 
     Predicts ``weight * Phi G + balance * Phi P_k``, with G fitted to the rows of all clients and P_k to what
-    ``weight * Phi G`` leaves of the client's own. Targets are standardised; one column or several.
+    ``weight * Phi G`` leaves of the client's own. What is left open gives up to nine models: G alone, refined, and each
+    client's own ridge, on each map. Their predictions are averaged, with shares by the likelihood of left-out rows.
+    Targets are standardised; one column or several.
 
     Parameters
     ----------
     map : {"auto", "linear", "landmarks", "both"}
         Phi: the standardised features and a constant, a kernel on landmarks that are drawn from the features' moments,
-        or both side by side. ``auto`` takes the simplest that left-out squared error does not clearly speak against.
+        or both side by side. ``auto`` averages over the three.
     width : int or "auto"
         The number of landmarks. ``auto`` follows the number of rows.
     gamma : float or "auto"
-        Ridge of the primary; ``auto``: by generalised cross-validation.
-    beta, balance, weight : float or "auto"
-        Ridge and weight of the refinement, and weight of the primary (0 is going alone); ``auto``: those with the least
-        squared error of left-out rows, added over clients.
+        Ridge of the primary; ``auto``: that of the highest marginal likelihood.
+    beta : float or "auto"
+        Ridge of the refinement; ``auto``: likewise, added over clients.
+    balance, weight : float or "auto"
+        Weights of the refinement and of the primary; ``auto`` averages over (0, 1), (1, 1) and (1, 0).
     client_column, unknown
         As of `APFLClassifier`.
     random_state : int, RandomState or None
-        Seed of the landmarks.
+        Seed of the landmarks and of the shares.
 
     Attributes
     ----------
     clients_ : list of the clients that have a model
-    chosen_ : dict, the settings that were chosen, and R2 of left-out rows
+    chosen_ : dict, the model with the largest share, every model with its share, who goes alone, R2 of left-out rows
 
     Examples
     --------
@@ -104,12 +119,9 @@ class APFLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: i
         scale = torch.where(scale == 0, 1, scale)
         data = _Data.of(X, (targets - mean) / scale, names, groups)
         fixed = (self._number("weight"), self._number("beta"), self._number("balance"))
-        best = _fitted(data, kinds[0], self._width(), self._number("gamma"), fixed, seed_of(self.random_state))
-        for kind in kinds[1:]:
-            other = _fitted(data, kind, self._width(), self._number("gamma"), fixed, seed_of(self.random_state))
-            if clearly_less(other.choice.of_best, best.choice.of_best):
-                best = other
-        self._fitted = _Fitted(best, mean, scale, y.ndim == 1, best.weights(data.names))
+        seed = seed_of(self.random_state)
+        each = [_fitted(data, kind, self._width(), self._number("gamma"), fixed, seed) for kind in kinds]
+        self._fitted = _blend(each, data.names, seed, _Scale(mean, scale, y.ndim == 1))
         return self
 
     def predict(self, X: Any, clients: Any = None) -> np.ndarray:
@@ -117,13 +129,13 @@ class APFLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: i
         check_is_fitted(self)
         X, _, names = read(self, X, clients)
         state, rows_of = self._fitted, rows_by_name(names)
-        mind(self, [name for name in rows_of if name not in state.weights])
-        found = torch.empty(len(X), len(state.mean), dtype=torch.float64)
-        phi = state.candidate.phi(tensor(X))
-        for name, rows in rows_of.items():
-            found[rows] = phi[rows] @ state.weights.get(name, state.candidate.primary.weights)
-        numbers = np.asarray((found * state.scale + state.mean).numpy())
-        return numbers[:, 0] if state.flat else numbers
+        mind(self, [name for name in rows_of if name not in state.clients])
+        found = torch.zeros(len(X), len(state.scale.mean), dtype=torch.float64)
+        for part in state.parts:
+            phi = part.phi(tensor(X))
+            for name, rows in rows_of.items():
+                found[rows] += phi[rows] @ part.weights.get(name, part.shared)
+        return state.scale.undo(found)
 
     def score(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> float:
         """R2, averaged over targets."""
@@ -131,11 +143,11 @@ class APFLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: i
 
     @property
     def clients_(self) -> list[Any]:
-        return list(self._fitted.weights)
+        return list(self._fitted.clients)
 
     @property
     def chosen_(self) -> dict[str, Any]:
-        return self._fitted.candidate.account(self.clients_)
+        return self._fitted.account
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_fitted")
@@ -207,40 +219,117 @@ class _Map:
 
 @dataclass(frozen=True, eq=False)
 class _Candidate:
-    """A map with its primary and its choice."""
+    """A map with its primary and its models."""
 
     phi: _Map
     blocks: list[Block]
     primary: Primary
     choice: Choice
 
-    def weights(self, names: Sequence[Hashable]) -> dict[Hashable, Tensor]:
-        """w G + balance P_k of each client."""
-        return {
-            name: fit_client(block, self.primary, self.choice.own(k))
-            for k, (name, block) in enumerate(zip(names, self.blocks, strict=True))
-        }
+    def weights(self, client: int, shares: Tensor) -> Tensor:
+        """The models' w G + balance P_k, averaged."""
+        parts = zip(shares.tolist(), self.choice.settings, strict=True)
+        fits = [share * fit_client(self.blocks[client], self.primary, own) for share, own in parts if share]
+        return sum(fits, torch.zeros_like(self.primary.weights))
 
-    def account(self, names: Sequence[Hashable]) -> dict[str, Any]:
-        weight, beta, balance = self.choice.settings[self.choice.best]
-        errors, targets = self.choice.of_best, torch.cat([block.targets for block in self.blocks])
-        judged = ~errors.isnan()
-        energy = float(targets[judged].square().sum())
-        alone = [name for k, name in enumerate(names) if self.choice.own(k)[0] == 0]
-        return {
-            "map": self.phi.kind, "width": len(self.primary.weights), "gamma": self.primary.gamma, "weight": weight,
-            "beta": beta, "balance": balance, "alone": alone,
-            "left_out_r2": 1 - float(errors[judged].sum()) / energy if energy else math.nan,
-        }  # fmt: skip
+    def accounts(self, shares: Tensor) -> list[dict[str, Any]]:
+        of_map = {"map": self.phi.kind, "width": len(self.primary.weights), "gamma": self.primary.gamma}
+        return [
+            {**of_map, "weight": weight, "beta": beta, "balance": balance, "share": share}
+            for (weight, beta, balance), share in zip(self.choice.settings, shares.tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Scale:
+    """Of the targets."""
+
+    mean: Tensor
+    scale: Tensor
+    flat: bool  # whether targets were one column without a second dimension
+
+    def undo(self, numbers: Tensor) -> np.ndarray:
+        found = np.asarray((numbers * self.scale + self.mean).numpy())
+        return found[:, 0] if self.flat else found
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What one map adds to the prediction."""
+
+    phi: _Map
+    weights: dict[Hashable, Tensor]  # of each client, (d, t)
+    shared: Tensor  # for anybody else
 
 
 @dataclass(frozen=True, eq=False)
 class _Fitted:
-    candidate: _Candidate
-    mean: Tensor
-    scale: Tensor
-    flat: bool  # whether targets were one column without a second dimension
-    weights: dict[Hashable, Tensor]
+    clients: list[Hashable]
+    parts: list[_Part]
+    scale: _Scale
+    account: dict[str, Any]
+
+
+def _blend(each: Sequence[_Candidate], names: list[Hashable], seed: int, scale: _Scale) -> _Fitted:
+    """The average of all models, with shares from left-out rows."""
+    left = [torch.cat([one.choice.residuals[k] for one in each]) for k in range(len(names))]  # (models, n, t)
+    everyone = _clean(shares([squared(own) for own in left], seed))
+    alone = torch.tensor([weight == 0 for one in each for weight, *_ in one.choice.settings])
+    own = [_own_shares(residuals, everyone, alone) for residuals in left]
+    mixed = torch.cat([torch.einsum("m,mnt->nt", *pair) for pair in zip(own, left, strict=True)])
+    targets = torch.cat([block.targets for block in each[0].blocks])
+    models = [model for one, found in zip(each, _by_map(each, everyone), strict=True) for model in one.accounts(found)]
+    account = {
+        **max(models, key=lambda model: float(model["share"])),
+        "alone": [name for name, found in zip(names, own, strict=True) if found is not everyone],
+        "left_out_r2": _r2(mixed, targets),
+        "models": models,
+    }
+    return _Fitted(names, _parts(each, names, own, seed), scale, account)
+
+
+def _parts(each: Sequence[_Candidate], names: list[Hashable], own: Sequence[Tensor], seed: int) -> list[_Part]:
+    """What each map adds, for clients with shares of their own and for anybody else."""
+    by_map = [_by_map(each, found) for found in own]
+    primaries = [torch.stack([squared(one.choice.primary[k]) for one in each]) for k in range(len(names))]
+    anybody = _clean(shares(primaries, seed)).tolist()
+    return [
+        _Part(
+            one.phi,
+            {name: one.weights(k, by_map[k][i]) for k, name in enumerate(names)},
+            anybody[i] * one.primary.weights,
+        )
+        for i, one in enumerate(each)
+        if anybody[i] or any(bool(found[i].any()) for found in by_map)
+    ]
+
+
+def _by_map(each: Sequence[_Candidate], found: Tensor) -> Sequence[Tensor]:
+    return torch.split(found, [len(one.choice.settings) for one in each])
+
+
+def _clean(found: Tensor) -> Tensor:
+    """Without shares that cost time and change nothing."""
+    kept = torch.where(found < LEAST_SHARE, 0.0, found)
+    return kept / kept.sum()
+
+
+def _own_shares(left: Tensor, everyone: Tensor, alone: Tensor) -> Tensor:
+    """Of one client: everyone's, or going alone if its own rows are clearly better off."""
+    if not alone.any() or alone.all():
+        return everyone
+    errors, mixed = squared(left), squared(torch.einsum("m,mnt->nt", everyone, left))
+    sums = torch.where(alone, errors.nansum(1), math.inf)
+    best = int(sums.argmin())
+    if not clearly_less(errors[best], mixed, 2.0):
+        return everyone
+    return torch.nn.functional.one_hot(torch.tensor(best), len(everyone)).to(everyone)
+
+
+def _r2(left: Tensor, targets: Tensor) -> float:
+    judged = ~left.isnan().any(1)
+    energy = float(targets[judged].square().sum())
+    return 1 - float(left[judged].square().sum()) / energy if energy else math.nan
 
 
 def _fitted(
