@@ -60,6 +60,11 @@ class StreamedSite(Site):
     def describe(self, invitation: bytes) -> bytes:
         """The first message, from the part under the draft."""
         draft = self._in_the_clear(Terms.from_json(invitation))
+        if draft.pilots:
+            raise InputError(
+                f"{self.name} takes part with sums alone, and a pilot that chooses the normalisation needs rows: the "
+                "terms must state it (server --set normalise=root, row or columns)"
+            )
         part = self._part(draft)
         own = part.described.moments(part.n_samples)
         self.write(draft, "draft.json", draft.to_json().encode())

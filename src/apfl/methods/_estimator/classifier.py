@@ -184,7 +184,8 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         The first call fixes the classes (``classes``, or those of ``y``), the widths if they are ``auto``, and the
         normalisation: which one if it is ``auto``, and the moments of ``standardise`` and ``columns``. Every call
         chooses gamma, beta, balance and tau anew if they are ``auto``, from all rows so far, as `fit` would. So give
-        the widths and ``normalise="row"``, ``"root"`` or ``"none"`` for exactly the result of `fit`.
+        the widths and ``normalise="row"``, ``"root"`` or ``"none"``, and with landmarks ``landmarks="free"``, for exactly
+        the result of `fit`.
         """
         with self._all_or_nothing():
             first = not hasattr(self, "_fitted")
