@@ -64,6 +64,12 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         and stay fixed, as do those of ``columns``, ``centred`` and ``standardise``.
     intercept : bool
         Append a column of ones to both maps.
+    map : {"random", "landmarks"}
+        Two random maps, or one of ``d_primary`` landmarks for both streams, without activations and intercept.
+    landmarks : {"federation", "free"} or path
+        Whose moments landmarks are drawn from: those of the rows of the first fit, nobody's, or those of a file of
+        public features. They stay when clients join and leave. With ``normalise="auto"`` a pilot on the first rows
+        chooses the normalisation.
     class_weight : "balanced", dict or None
         What a row of each class weighs, in both ridges and when left-out rows choose. ``balanced`` lets all classes
         weigh the same over all clients, so that rare ones are found; a dict has weights above 0 by label, 1 for others.
@@ -184,8 +190,8 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         The first call fixes the classes (``classes``, or those of ``y``), the widths if they are ``auto``, and the
         normalisation: which one if it is ``auto``, and the moments of ``standardise`` and ``columns``. Every call
         chooses gamma, beta, balance and tau anew if they are ``auto``, from all rows so far, as `fit` would. So give
-        the widths and ``normalise="row"``, ``"root"`` or ``"none"``, and with landmarks ``landmarks="free"``, for exactly
-        the result of `fit`.
+        the widths and ``normalise="row"``, ``"root"`` or ``"none"`` for exactly the result of `fit`, and with landmarks
+        ``landmarks="free"`` too.
         """
         with self._all_or_nothing():
             first = not hasattr(self, "_fitted")
