@@ -22,7 +22,7 @@ from apfl.maths.ridge import one_hot, solve, statistics, total
 from apfl.methods import load_method
 
 UNSEEN = Protocol(n_clients=8, alpha=0.5, unseen_clients=3)
-SMALL = {"d_primary": 48}
+SMALL = {"d_primary": 48, "d_refinement": 32}
 
 
 @pytest.fixture(scope="module")

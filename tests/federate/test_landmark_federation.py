@@ -364,8 +364,8 @@ def test_a_site_that_the_primary_harms_goes_alone_with_landmarks_of_its_own(tmp_
 
 
 def test_what_landmark_terms_cannot_be_is_refused():
-    with pytest.raises(InputError, match=r"bits=0 given.*Give bits=16"):
-        Terms("f", method=APFL(map="landmarks"))
+    with pytest.raises(InputError, match=r"bits=0 given.*Leave bits out"):
+        Terms("f", method=APFL(map="landmarks", bits=0))
     with pytest.raises(InputError, match="normalise='none' given"):
         Terms("f", method=replace(LANDMARKS, normalise="none"))
     assert Terms("f", method=replace(LANDMARKS, normalise="none", landmarks="free")).landmarked
@@ -422,4 +422,4 @@ def test_settling_waits_for_the_moments_of_a_quorum(tmp_path):
 
 def test_terms_from_plain_values_say_what_is_wrong_and_nothing_else():
     with pytest.raises(InputError, match=r"^terms with map='landmarks' and bits=0 given"):
-        Terms.checked({"federation": "f", "method": {"map": "landmarks"}})
+        Terms.checked({"federation": "f", "method": {"map": "landmarks", "bits": 0}})

@@ -327,7 +327,7 @@ def test_what_was_chosen_is_recorded():
 
 def test_fixed_settings_are_the_paper_preset():
     clients = draw_clients([5, 30, 12], 6, 3, 0)
-    shared = {"map": "random", "d_primary": 25, "d_refinement": 20, "gamma": 2.0, "beta": 3.0, "balance": 0.4}
+    shared = {"d_primary": 25, "d_refinement": 20, "gamma": 2.0, "beta": 3.0, "balance": 0.4}
     (auto,) = load_method("apfl", **shared, tau=0, normalise="root").rounds(clients, 3, 0)
     apart = {"activation_primary": "hardswish", "activation_refinement": "hardswish", "normalise": "root"}
     (paper,) = load_method("apfl_paper", **shared, **apart).rounds(clients, 3, 0)

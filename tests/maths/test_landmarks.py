@@ -327,8 +327,8 @@ def test_cost_is_that_of_the_messages():
     fixed = {"gamma": 1.0, "beta": 1.0, "balance": 0.5, "tau": 0.1, "normalise": "row", "d_primary": D}
     clients = draw_clients([40, 30], L, C, 0)
     (plain,) = load_method("apfl", **fixed).rounds(clients, C, 0)
-    (exact,) = load_method("apfl", **fixed, map="landmarks").rounds(clients, C, 0)
-    (free,) = load_method("apfl", **fixed, map="landmarks", landmarks="free").rounds(clients, C, 0)
+    (exact,) = load_method("apfl", **fixed, map="landmarks", bits=0).rounds(clients, C, 0)
+    (free,) = load_method("apfl", **fixed, map="landmarks", landmarks="free", bits=0).rounds(clients, C, 0)
     (rounded,) = load_method("apfl", **fixed, map="landmarks", bits=16).rounds(clients, C, 0)
     numbers, landmarks = L + L * (L + 1) // 2, D * L + 4 * L  # six columns: a byte for each number
     assert (exact.index, free.index, rounded.index) == (2, 1, 2)
@@ -361,7 +361,7 @@ def test_how_the_other_rows_are_spread_does_not_matter():
     """The paper's invariance, with maps and settings fixed and without rounding."""
     a, b, c = draw_clients([30, 20, 25], L, C, 0)
     settings = {"gamma": 1.0, "beta": 1.0, "balance": 0.5, "tau": 0.0, "normalise": "row", "d_primary": D}
-    method, x = load_method("apfl", **settings, map="landmarks"), rows(9, L).float()
+    method, x = load_method("apfl", **settings, map="landmarks", bits=0), rows(9, L).float()
     (apart,) = method.rounds([a, b, c], C, 0)
     (merged,) = method.rounds([a, c + b], C, 0)
     # Sums in another order differ in their last digit, and a landmark may be rounded to another byte for it.
@@ -372,7 +372,7 @@ def test_how_the_other_rows_are_spread_does_not_matter():
 def test_on_one_map_with_balance_1_it_is_ridge_to_global(normalise):
     clients, x = draw_clients([40, 30], L, C, 0), rows(9, L).float()
     settings = {"gamma": 0.5, "beta": 0.3, "map": "landmarks", "normalise": normalise}
-    (apfl,) = load_method("apfl", **settings, d_primary=D, balance=1.0, tau=0.0).rounds(clients, C, 3)
+    (apfl,) = load_method("apfl", **settings, bits=0, d_primary=D, balance=1.0, tau=0.0).rounds(clients, C, 3)
     (other,) = load_method("ridge_to_global", **settings, d=D).rounds(clients, C, 3)
     for a, b in zip(apfl.models, other.models, strict=True):
         torch.testing.assert_close(a.scores(x), b.scores(x), atol=1e-9, rtol=0)
@@ -392,7 +392,7 @@ def test_landmarks_from_a_public_file_are_drawn_from_its_rows_and_cost_no_exchan
     clients = draw_clients([40, 30], L, C, 0)
     public = rows(500, L, 8).float()
     np.savez(tmp_path / "public.npz", features=public.numpy(), labels=np.arange(500) % 4)
-    settings = {"d_primary": D, "normalise": "columns", "map": "landmarks"}
+    settings = {"d_primary": D, "normalise": "columns", "map": "landmarks", "bits": 0}
     method = load_method("apfl", **settings, landmarks=str(tmp_path / "public.npz"))
     assert isinstance(method, APFL)
     made = method.streams(clients, C, 3)
@@ -413,5 +413,8 @@ def test_what_cannot_be_is_refused():
         load_method("apfl", landmarks="federated")
     with pytest.raises(InputError, match="bits=16 with map='random'"):
         load_method("apfl", bits=16)
-    with pytest.raises(InputError, match=r"bits=0 given.*Give bits=16"):
-        Terms("f", method=APFL(map="landmarks"))
+    with pytest.raises(InputError, match=r"bits=0 given.*Leave bits out, or give 8 to 32"):
+        Terms("f", method=APFL(map="landmarks", bits=0))
+    for setting in ({"d_refinement": 7}, {"intercept": True}, {"activation_primary": "relu"}):
+        with pytest.raises(InputError, match=r"with map='landmarks' given: both streams have one map"):
+            load_method("apfl", map="landmarks", **setting)

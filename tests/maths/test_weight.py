@@ -22,7 +22,7 @@ from tests.conftest import draw_clients
 CPU = torch.device("cpu")
 C, L, D = 3, 6, 24
 SETTING = (0.7, 0.6, 0.05)  # beta, balance, tau
-FIXED = {"gamma": 0.5, "beta": 0.7, "d_primary": D, "map": "landmarks", "normalise": "row"}
+FIXED = {"gamma": 0.5, "beta": 0.7, "d_primary": D, "map": "landmarks", "bits": 0, "normalise": "row"}
 
 
 def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,10 @@ from apfl.models.file import about, load_model, read
 
 SMALL = {"d_primary": 96}
 # Maps that no rows decide: landmarks of the federation are drawn from the first ones, and stay.
-FREE = {"random": {**SMALL, "map": "random", "d_refinement": 64}, "landmarks": {**SMALL, "landmarks": "free"}}
+FREE = {
+    "random": {**SMALL, "map": "random", "d_refinement": 64},
+    "landmarks": {**SMALL, "map": "landmarks", "landmarks": "free"},
+}
 
 
 # With given maps and settings it passes (test_estimator_weights.py). Otherwise rows as they are, whatever they weigh,
@@ -32,7 +35,10 @@ NOT_EQUIVALENT = {
 }
 
 
-@parametrize_with_checks([APFLClassifier()], expected_failed_checks=lambda estimator: NOT_EQUIVALENT)
+@parametrize_with_checks(
+    [APFLClassifier(), APFLClassifier(map="landmarks", d_primary=32)],
+    expected_failed_checks=lambda estimator: NOT_EQUIVALENT,
+)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
@@ -56,11 +62,12 @@ def same(one: APFLClassifier, other: APFLClassifier, X: np.ndarray, clients: np.
     np.testing.assert_allclose(one.predict_proba(X, clients), other.predict_proba(X, clients), atol=1e-3)
 
 
-def test_it_is_the_method_apfl(sites):
+@pytest.mark.parametrize("kind", ["random", "landmarks"])
+def test_it_is_the_method_apfl(sites, kind):
     X, y, clients = sites
-    clf = APFLClassifier(**SMALL, random_state=3).fit(X, y, clients=clients)
+    clf = APFLClassifier(**SMALL, map=kind, random_state=3).fit(X, y, clients=clients)
     shards = [Shard(torch.from_numpy(X[clients == k]), torch.from_numpy(y[clients == k])) for k in "abc"]
-    (only,) = load_method("apfl", **SMALL, sketch=0, bits=0).rounds(shards, 10, 3)
+    (only,) = load_method("apfl", **SMALL, map=kind, sketch=0, bits=0).rounds(shards, 10, 3)
     for k, model in zip("abc", only.models, strict=True):
         rows = X[clients == k]
         np.testing.assert_allclose(
@@ -232,7 +239,7 @@ def test_widths_that_are_auto_stay_what_the_first_fit_made_them(sites):
     """So leaving is exact for the maps there are, not for those a smaller federation would have drawn."""
     X, y, clients = sites
     others = clients != "b"
-    given = {"landmarks": "free", "normalise": "row"}
+    given = {"map": "landmarks", "landmarks": "free", "normalise": "row"}
     left = APFLClassifier(**given).fit(X, y, clients=clients).remove_client("b")
     assert left.primary_.shape[0] == 512  # of 700 rows
     smaller = APFLClassifier(**given).fit(X[others], y[others], clients=clients[others])

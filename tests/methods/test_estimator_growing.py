@@ -15,7 +15,7 @@ from apfl.maths.normalise import Normalise
 # With every setting given, and a condition that leaves nine digits.
 FIXED = {"d_primary": 64, "gamma": 1.0, "beta": 1.0, "balance": 0.7, "tau": 0.1, "normalise": "row"}
 # Maps that no rows decide: landmarks of the federation are drawn from the first ones.
-MAPS = {"random": {"map": "random", "d_refinement": 48}, "landmarks": {"landmarks": "free"}}
+MAPS = {"random": {"map": "random", "d_refinement": 48}, "landmarks": {"map": "landmarks", "landmarks": "free"}}
 
 
 @pytest.fixture(params=MAPS)

@@ -156,8 +156,8 @@ class Terms:
         """Refuse masked terms under which a site would have to say something by itself."""
         if not self.landmarked:
             raise InputError(
-                f"masked terms with map={self.method.map!r} given: masks need integers that add up. Use "
-                "map='landmarks', the default"
+                f"masked terms with map={self.method.map!r} given: masks need integers that add up. Give "
+                "map='landmarks' too"
             )
         stated = {
             "class_names": self.class_names, "n_features": self.n_features, "max_rows": self.max_rows

@@ -111,7 +111,9 @@ class APFL(Method):
             raise InputError(
                 f"landmarks={self.landmarks} given; allowed: {' or '.join(LANDMARKS)}, or a file of public features"
             )
-        if self.bits not in (0, "auto") and self.map != "landmarks":
+        if self.bits == "auto" and self.map != "landmarks":
+            object.__setattr__(self, "bits", 0)
+        if self.bits and self.map != "landmarks":
             raise InputError(f"bits={self.bits} with map='random': only rows of the landmark map have a bounded length")
         if self.map == "landmarks":
             self._check_one_map()
@@ -155,8 +157,6 @@ class APFL(Method):
         """Bits of an entry of the statistics, with clients of these sizes; 0: float64."""
         if self.bits != "auto":
             return self.bits
-        if self.map != "landmarks":
-            return 0
         return PRIVATE_BITS if self.private else bits_for(sum(sizes), len(sizes), max(sizes, default=1), width)
 
     @property

@@ -32,7 +32,7 @@ NEEDS = "needs the flower extra: pip install 'apfl[flower]'"
 
 
 def test_masked_terms_state_what_no_site_may_say_by_itself():
-    with pytest.raises(InputError, match=r"map='random' given.*Give map='landmarks' and bits=16"):
+    with pytest.raises(InputError, match=r"map='random' given.*Give map='landmarks' too"):
         masked_terms(RANDOM)
     with pytest.raises(InputError, match=r"without class_names, n_features, max_rows given.*must state the classes"):
         Terms("f", method=METHOD, masked=True)
@@ -79,7 +79,7 @@ def test_the_width_is_at_most_a_quarter_of_the_rows():
         outline_of(masked_terms(), short)
     open_width = masked_terms(replace(METHOD, d_primary="auto"))
     assert outline_of(open_width, short).width == 39
-    assert outline_of(open_width, counts([20_000] * 3, [3] * 3)).width == 8192
+    assert outline_of(open_width, counts([20_000] * 3, [3] * 3)).width == 6144
 
 
 def test_full_moments_need_four_rows_for_each_feature():

@@ -27,6 +27,7 @@ from apfl.federate.stats.stages import Stage
 from apfl.federate.terms import Terms
 from apfl.files import hold
 from apfl.maths.leaveout import echo, hashed_copies, row_hashes
+from apfl.maths.machine import n_cores, threads
 from apfl.maths.normalise import check_features
 
 __all__ = ["Pass", "pass_bytes"]
@@ -66,8 +67,14 @@ class Pass:
             raise InputError(f"{twice[0]} given twice; name every file once")
 
     def run(self) -> Part:
-        """Sum up what is not yet in the partial file, and write the part."""
-        with hold(self.out.with_name(f".{self.out.name}.lock"), what=self.out, private=True) as lock:
+        """Sum up what is not yet in the partial file, and write the part; on all cores, whatever is set outside.
+
+        The number of threads decides the last digits of a sum, and a killed pass must go on to the same bytes.
+        """
+        with (
+            threads(n_cores()),
+            hold(self.out.with_name(f".{self.out.name}.lock"), what=self.out, private=True) as lock,
+        ):
             part = self._begun()
             waiting = [path for path in self.files if _name(path) not in self.done]
             shards = [_Shard(self.stage.terms, open_rows(path, **self.options), self.share) for path in waiting]
