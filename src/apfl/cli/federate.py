@@ -128,11 +128,7 @@ def server(
         wait_until(where.answers, process, 120, "the server", log)
         try:
             problem = _admit(where, "")
-            names = ", ".join(sorted(where.registered)) or "none yet"
-            security = f"TLS, sites admitted: {names}" if where.secure else "insecure"
-            federation = json.loads(terms)["federation"]
-            out.print(f"ready: {federation} on {host}:{port} ({security}); log: {log}", soft_wrap=True)
-            out.print(f"instructions are signed with key {key}", soft_wrap=True)
+            _tell_ready(where, json.loads(terms)["federation"], log, key)
             while process.poll() is None:
                 time.sleep(2)
                 for line in telling.lines():
@@ -142,6 +138,13 @@ def server(
             out.print("stopped; start the server again with the same folder to resume")
             return
     raise InputError(f"the server ended with code {process.returncode}; its log: {log}")
+
+
+def _tell_ready(where: Server, federation: str, log: Path, key: str) -> None:
+    names = ", ".join(sorted(where.registered)) or "none yet"
+    security = f"TLS, sites admitted: {names}" if where.secure else "insecure"
+    out.print(f"ready: {federation} on {where.host}:{where.port} ({security}); log: {log}", soft_wrap=True)
+    out.print(f"instructions are signed with key {key}", soft_wrap=True)
 
 
 def _warn_of_strangers(where: Server) -> None:

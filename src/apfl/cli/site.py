@@ -112,10 +112,7 @@ def join(
     refuse_predict(predict is not None)
     _check_connection(server, name, ca, key, insecure)
     _check_files(ca, key, terms, roster, identity)
-    if (roster is None) != (identity is None):
-        raise InputError("--roster and --identity belong together: a site masks as the member that its identity makes")
-    if rejoin and not contribute:
-        raise InputError("--rejoin and --only-receive given; a site that only receives has nothing to join with")
+    _check_together(roster, identity, rejoin, contribute)
     folder = folder or Path("sites") / name
     split = {"test_column": test_column, "test_fraction": test_fraction, "group_column": group_column}
     split |= {option: getattr(source, option) for option in TABLE}
@@ -142,8 +139,20 @@ def join(
         "roster": _absolute(roster), "identity": _absolute(identity), "statistics": _absolute(statistics),
         **{key.replace("_", "-"): value for key, value in given.items()},
     }  # fmt: skip
-    rows = str(Path(data).absolute()) if data and Path(data).exists() else data or ""
-    _connect(Connection(folder, name, rows, server, None if insecure else ca, key, config), patience)
+    _connect(Connection(folder, name, _rows_of(data), server, None if insecure else ca, key, config), patience)
+
+
+def _rows_of(data: str | None) -> str:
+    """The path of the rows from anywhere, or the name of a dataset."""
+    return str(Path(data).absolute()) if data and Path(data).exists() else data or ""
+
+
+def _check_together(roster: Path | None, identity: Path | None, rejoin: bool, contribute: bool) -> None:
+    """Refuse options of which one means nothing without, or beside, the other."""
+    if (roster is None) != (identity is None):
+        raise InputError("--roster and --identity belong together: a site masks as the member that its identity makes")
+    if rejoin and not contribute:
+        raise InputError("--rejoin and --only-receive given; a site that only receives has nothing to join with")
 
 
 def _check_rows(data: str | None, statistics: Path | None, given: dict[str, Any]) -> None:

@@ -67,18 +67,13 @@ def leave(coordinator: Coordinator, client: str, data: bytes | None, *, forget: 
     row = ledger.contribution_of(client)
     if row is None and not forget and client in ledger.gone():
         raise InputError(f"{client} has left already")
-    described = ledger.description_of(client) is not None
-    fixed = coordinator.agreed.settled or coordinator.agreed.outlined
-    remains = _remains(coordinator.draft, coordinator.agreed) if described and fixed else ()
+    remains = _remains_of(coordinator, client)
     publications = ledger.publications_with(client)
     deleted = tuple(publication["number"] for publication in publications)
     holders = tuple(holder for holder in ledger.holders(deleted) if holder != client)
     difference, sha256, n = None, None, 0
     if row is None:
-        with ledger.transaction():
-            ledger.erase(client, forget=forget)
-            files = ledger.restart_pilot() if described else []  # what is tried comes from its moments too
-        coordinator.restart_pilot(files)
+        _erase(coordinator, client, forget)
     else:
         sha256, n = row["sha256"], row["n"]
         files = [each["blob"] for each in (*publications, row) if each["blob"]]
@@ -89,6 +84,16 @@ def leave(coordinator: Coordinator, client: str, data: bytes | None, *, forget: 
     return Evidence(
         client, sha256, n, n_members, deleted, holders, publication, difference, residual, remains
     )  # fmt: skip
+
+
+def _erase(coordinator: Coordinator, client: str, forget: bool) -> None:
+    """Remove a client that has contributed nothing."""
+    ledger = coordinator.ledger
+    described = ledger.description_of(client) is not None
+    with ledger.transaction():
+        ledger.erase(client, forget=forget)
+        files = ledger.restart_pilot() if described else []  # what is tried comes from its moments too
+    coordinator.restart_pilot(files)
 
 
 def _publish_without(coordinator: Coordinator) -> tuple[int | None, float | None]:
@@ -114,6 +119,14 @@ def _take_out(coordinator: Coordinator, row: Row, data: bytes | None, files: lis
         ledger.take_out(client)
         ledger.erase(client, forget=forget)
     return difference
+
+
+def _remains_of(coordinator: Coordinator, client: str) -> tuple[str, ...]:
+    """What the terms keep of a client that described itself before they were fixed."""
+    fixed = coordinator.agreed.settled or coordinator.agreed.outlined
+    if not fixed or coordinator.ledger.description_of(client) is None:
+        return ()
+    return _remains(coordinator.draft, coordinator.agreed)
 
 
 def _remains(draft: Terms, agreed: Terms) -> tuple[str, ...]:

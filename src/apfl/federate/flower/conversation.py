@@ -124,22 +124,24 @@ class Conversation:
         if phase == "describe":
             return {"terms": self.coordinator.invitation()}
         assert client is not None
-        payloads = {"terms": answers.terms}
-        if phase == "pilot":
-            payloads["pilot"] = self.coordinator.pilot_question()
-        if phase == "pilot_table":
-            payloads["primaries"] = self.coordinator.pilot_primaries()
-        if phase == "rejoin":
-            payloads["digest"] = (self.coordinator.contribution_of(client) or "").encode()
         if phase in ("statistics", "rejoin", "return"):
             check_room(self.folder, self._upload(client))
+        payloads = {"terms": answers.terms, **self._of_phase(client, phase, answers)}
         if phase in ON_MAPS and answers.landmarked and client not in answers.has_landmarks:
             payloads["landmarks"] = self.coordinator.landmarks()
-        if phase == "refine":
-            payloads["choice"] = self._choice(answers.current or 0)
         if phase == "table" or (phase == "refine" and client not in answers.tabled):
             payloads["publication"] = self.coordinator.deliver(client)
         return payloads
+
+    def _of_phase(self, client: str, phase: str, answers: Answers) -> dict[str, bytes]:
+        """What only one question brings."""
+        if phase == "pilot":
+            return {"pilot": self.coordinator.pilot_question()}
+        if phase == "pilot_table":
+            return {"primaries": self.coordinator.pilot_primaries()}
+        if phase == "rejoin":
+            return {"digest": (self.coordinator.contribution_of(client) or "").encode()}
+        return {"choice": self._choice(answers.current or 0)} if phase == "refine" else {}
 
     def _upload(self, client: str) -> int:
         """Bytes that the server must have room for to keep a site's statistics."""

@@ -6,6 +6,7 @@ with every publication that includes it. The others confirm a roster without the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from apfl.errors import InputError
@@ -14,6 +15,7 @@ from apfl.federate.masked.tables import cohorts, write_rosters
 
 if TYPE_CHECKING:
     from apfl.federate.coordinator import Coordinator
+    from apfl.federate.secure.roster import Roster
 
 __all__ = ["leave"]
 
@@ -23,25 +25,43 @@ def leave(coordinator: Coordinator, client: str, *, forget: bool) -> Evidence:
     ledger = coordinator.ledger
     coordinator.known(client)
     rosters = cohorts(ledger)
-    inside = coordinator.pool.members() if coordinator.settled else {}
-    own = [fingerprint for fingerprint, roster in rosters.items() if client in roster.names]
+    own = {fingerprint: roster for fingerprint, roster in rosters.items() if client in roster.names}
     if not own:
         raise InputError(f"{client} is on no roster any more; it has left already")
-    members = [name for name in inside if any(name in rosters[each].names for each in own)]
-    deleted = tuple(sorted({row["number"] for name in members for row in ledger.publications_with(name)}))
+    inside = coordinator.pool.members() if coordinator.settled else {}
+    beside = {name for roster in own.values() for name in roster.names}
+    members, token = [name for name in inside if name in beside], inside.get(client)
+    deleted = _publications_of(coordinator, members)
     holders = tuple(holder for holder in ledger.holders(deleted) if holder != client)
-    token = inside.get(client)
-    for fingerprint in own:
-        if fingerprint in ledger.cohort_sums():
-            names = [name for name in members if name in rosters[fingerprint].names]
-            coordinator.pool.take_out_sum(fingerprint, names, client, forget=forget)
+    for fingerprint, roster in own.items():
+        _take_out(coordinator, fingerprint, roster, members, client, forget)
+    _erase(coordinator, client, [roster for key, roster in rosters.items() if key not in own], forget)
+    n_left = len(coordinator.pool.members()) if coordinator.settled else 0
+    return Evidence(client, token, 0, n_left, deleted, holders, None, None, None, _remains(coordinator, token))
+
+
+def _publications_of(coordinator: Coordinator, members: Sequence[str]) -> tuple[int, ...]:
+    """The numbers of the publications with any of these clients."""
+    return tuple(sorted({row["number"] for name in members for row in coordinator.ledger.publications_with(name)}))
+
+
+def _erase(coordinator: Coordinator, client: str, left: Sequence[Roster], forget: bool) -> None:
+    """Keep the rosters without the client, and nothing of it."""
+    ledger = coordinator.ledger
     with ledger.transaction():
-        write_rosters(ledger, [roster for key, roster in rosters.items() if key not in own])
+        write_rosters(ledger, left)
         if client in ledger.names() and client not in ledger.gone():
             ledger.erase(client, forget=forget)
     ledger.scrub()
-    n_left = len(coordinator.pool.members()) if coordinator.settled else 0
-    return Evidence(client, token, 0, n_left, deleted, holders, None, None, None, _remains(coordinator, token))
+
+
+def _take_out(
+    coordinator: Coordinator, fingerprint: str, roster: Roster, members: Sequence[str], client: str, forget: bool
+) -> None:
+    """Take out the sum of a roster, if there is one."""
+    if fingerprint in coordinator.ledger.cohort_sums():
+        names = [name for name in members if name in roster.names]
+        coordinator.pool.take_out_sum(fingerprint, names, client, forget=forget)
 
 
 def _remains(coordinator: Coordinator, token: str | None) -> tuple[str, ...]:
