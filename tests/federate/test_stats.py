@@ -471,8 +471,8 @@ def test_more_rows_than_the_terms_allow_need_a_share(tmp_path):
 
 
 def test_under_masks_it_adds_the_same_integers(tmp_path):
-    pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'apfl[flower]'")
     """The twin in memory says first under which terms the parts are to be made; a table of hits has none of its own."""
+    pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'apfl[flower]'")
     terms = masked_terms(replace(METHOD, **{"gamma": 1.0, "beta": 1.0, "balance": 0.5, "tau": 0.0}))
     sites = masked_sites(tmp_path / "memory")
     rows = draw_shard(70, 11, dtype=torch.float32)
