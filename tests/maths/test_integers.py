@@ -10,7 +10,16 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
-from apfl.maths.integers import FAILS, Rounding, round_statistics, spectral_bound, uniform
+from apfl.maths.integers import (
+    FAILS,
+    HIDDEN,
+    ROOM,
+    Rounding,
+    bits_for,
+    round_statistics,
+    spectral_bound,
+    uniform,
+)  # fmt: skip
 from apfl.maths.ridge import statistics
 
 CPU = torch.device("cpu")
@@ -51,3 +60,24 @@ def test_every_entry_has_a_dither_of_its_own():
         (rounded.crosscorrelation, rounding.step),
     ):
         assert set((entries / step).round().flatten().tolist()) == {100.0, 101.0}
+
+
+@pytest.mark.parametrize(("sizes", "d"), [([300] * 4, 64), ([100] * 20, 96), ([900, 50, 50], 200)])
+def test_the_chosen_bits_keep_rounding_below_the_smallest_eigenvalue(sizes, d):
+    """For rows as they are expected: independent columns of mean square one."""
+    rng, n = np.random.default_rng(0), sum(sizes)
+    parts = [rng.standard_normal((size, d)) for size in sizes]
+    rows = np.concatenate(parts)
+    smallest = np.linalg.eigvalsh(rows.T @ rows)[0]
+
+    def error(bits: int) -> float:
+        step, total = ROOM * max(sizes) / (2 ** (bits - 1) - 1), np.zeros((d, d))
+        for part in parts:
+            lower = np.tril(np.floor(part.T @ part / step + rng.random((d, d))) * step - part.T @ part)
+            total += lower + np.tril(lower, -1).T
+        return float(np.linalg.norm(total, 2))
+
+    bits = bits_for(n, len(sizes), max(sizes), d)
+    # The norm and the eigenvalue are those of large matrices; of these they differ by a fifth.
+    assert error(bits) < 1.2 * HIDDEN * smallest
+    assert error(bits - 2) > HIDDEN * smallest / 1.2

@@ -40,6 +40,7 @@ __all__ = [
     "CROSS_BITS",
     "DIAGONAL_BITS",
     "FAILS",
+    "HIDDEN",
     "OF_ONE_LENGTH",
     "ROOM",
     "Encoding",
