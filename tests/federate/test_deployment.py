@@ -108,8 +108,9 @@ def test_the_primary_is_central_ridge(federation):
 
 
 # Rows from a file are in single precision. The method works on several clients at once, which sums their products in
-# another order than a site by itself: what follows agrees to the digits of single precision.
-SINGLE = 1e-4
+# another order than a site by itself: 1e-7 of the largest eigenvalue of Psi'Psi, which a small beta makes a thousand
+# times as much of the refinement (1e-4 of its largest entry was seen).
+SINGLE = 1e-3
 
 
 def assert_same_refinement(own: DualStream, expected: DualStream) -> None:
