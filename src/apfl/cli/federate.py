@@ -245,7 +245,7 @@ def _agreement(folder: Path, name: str | None, given: dict[str, Any]) -> str:
 
 def _agree(folder: Path, name: str | None, given: dict[str, Any]) -> Terms:
     """The federation's terms: those of the folder, or new ones; terms that contradict the folder's are refused."""
-    from apfl.federate import Coordinator, Terms
+    from apfl.federate import Coordinator, Terms, public
     from apfl.federate.terms import HALF, LATER_SETTINGS
 
     if not (folder / "ledger.sqlite").exists():
@@ -257,7 +257,7 @@ def _agree(folder: Path, name: str | None, given: dict[str, Any]) -> Terms:
         draft = coordinator.draft
     wanted = json.loads(draft.to_json())
     wanted["method"] = LATER_SETTINGS | wanted["method"] | given.pop("method", {})
-    asked = Terms.checked(wanted | given | ({"federation": name} if name else {}))
+    asked, _ = public.named(Terms.checked(wanted | given | ({"federation": name} if name else {})))
     if asked != draft:
         raise InputError(f"{folder} has other terms (see {folder / 'terms.json'}); omit the options")
     return draft

@@ -26,11 +26,12 @@ from apfl.federate.messages import open_description, open_table, seal_choice
 from apfl.federate.names import check_name
 from apfl.federate.piloting import Choice, Piloting, Stage
 from apfl.federate.pool import Pool
+from apfl.federate.public import keep_public, named, public_spread
 from apfl.federate.publishing import Publication
 from apfl.federate.status import status
 from apfl.federate.terms import Description, Terms, settle
 from apfl.federate.usable import usable
-from apfl.maths.hits import bounded
+from apfl.maths.hits import bounded, bounded_weights
 
 __all__ = ["Coordinator", "Publication", "Receipt"]
 
@@ -190,7 +191,7 @@ class Coordinator:
         return self._drawn(outline, spreads)
 
     def _drawn(self, outline: Terms, spreads: Sequence[np.ndarray]) -> Terms:
-        terms, data = draw(outline, spreads)
+        terms, data = draw(outline, spreads, public_spread(self.ledger, outline))
         self.ledger.blobs.put(LANDMARKS, data)
         with self.ledger.transaction():
             self.ledger.put("landmarks", LANDMARKS)
@@ -380,7 +381,8 @@ class Coordinator:
             raise InputError("no client has sent a table of left-out hits yet")
         tables = [open_table(row["data"], self.terms) for row in rows]
         n_rows = [row["n"] for row in rows]
-        counted = bounded([table.hits for table in tables], n_rows)
+        bound = bounded if len(self.terms.choice.weights) == 1 else bounded_weights
+        counted = bound([table.hits for table in tables], n_rows)
         hits = {table.sha256: each for table, each in zip(tables, counted, strict=True)}
         return seal_choice(self.terms, current["number"], current["unit"], hits, sum(n_rows))
 
@@ -419,6 +421,28 @@ class Coordinator:
             return masked_leaving.leave(self, client, forget=forget)
         return leaving.leave(self, client, data, forget=forget)
 
+    def check_redraw(self) -> None:
+        """Refuse to draw landmarks anew if they owe nothing to the members, or if only sums over sites are known."""
+        if self.draft.masked:
+            raise InputError(
+                "new landmarks under masked terms asked for: sites sum up their moments once, or two sums would tell "
+                "one site's. Leave without, or start a new federation"
+            )
+        if not self.draft.landmarked or self.draft.method.landmarks != "federation" or not self.settled:
+            raise InputError(
+                "new landmarks asked for, but none were drawn here from the members' moments; leave without"
+            )
+
+    def redraw(self) -> None:
+        """Settle anew, with landmarks from the members that remain: they are asked for everything but descriptions."""
+        self.check_redraw()
+        with self.ledger.transaction():
+            files = self.ledger.unsettle()
+        self.ledger.blobs.remove(files)
+        self.ledger.scrub()
+        self._outline = self._terms = self._pool = None
+        self._piloting.restarted()
+
     def contribution_of(self, client: str) -> str | None:
         """The hash of what a client contributed: with ``keep_contributions`` off it must bring those bytes to leave."""
         row = self.ledger.contribution_of(self.known(client))
@@ -446,11 +470,15 @@ class Coordinator:
         return terms
 
     def _draft(self, terms: Terms | None) -> Terms:
-        stored = self.ledger.get("draft")
+        stored, public = self.ledger.get("draft"), None
+        if terms is not None:
+            terms, public = named(terms)
         if stored is None:
             if terms is None:
                 raise InputError(f"{self.ledger.folder} holds no federation yet; give its terms")
             with self.ledger.transaction():
+                if public is not None:
+                    keep_public(self.ledger, public)
                 self.ledger.put("draft", terms.to_json())
                 self.ledger.event("opened", federation=terms.federation)
             return terms

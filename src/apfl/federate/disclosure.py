@@ -92,6 +92,7 @@ class WhatLeaves:
     spread_bytes: int | None = None
     beyond: int = 0  # rows that stay out because the terms cap a client's rows
     smallest_sum: int = 0  # sites in a masked sum; 0: the server sees what this client sends
+    public: str = ""  # the file that landmarks are drawn from, if the server has one
     pilot: int = 0  # normalisations that a pilot tries; 0: the terms state one, or it is chosen already
 
     def lines(self) -> list[str]:
@@ -110,6 +111,8 @@ class WhatLeaves:
         ]
         if self.spread:
             lines.insert(2, self._spread_line().replace("then, once", "into a sum, once"))
+        if self.public:
+            lines.append(self._public_line())
         if self.table:
             lines.append(f"into a sum: {self.table:,} counts of left-out rows predicted right, one for each setting")
         lines += [
@@ -165,6 +168,8 @@ class WhatLeaves:
             "the server keeps this contribution by itself" if self.keeps else "the server keeps only everyone's sum"
         )
         lines += self._stays()
+        if self.public:
+            lines.append(self._public_line())
         if self.bits:
             lines.append("all sums are rounded at random to integers, by a seed that stays at this site")
         return [*lines, NEVER]
@@ -177,6 +182,9 @@ class WhatLeaves:
             "then, once, for each of them: counts of left-out rows predicted right, one for each setting. The "
             "server deletes both when it has chosen one of them",
         ]
+
+    def _public_line(self) -> str:
+        return f"nothing for the landmarks: the server draws them from {self.public}"
 
     def _spread_line(self) -> str:
         size = "" if self.spread_bytes is None else f": at most {self.spread_bytes / 1e6:.1f} MB"
@@ -216,7 +224,7 @@ def leaves_of(
         width=terms.width if terms.settled else None,
         numbers=numbers,
         n_bytes=n_bytes,
-        table=int(np.prod(terms.grid(1.0).shape)) if terms.wants_tables else 0,
+        table=int(np.prod(terms.table_shape)) if terms.wants_tables else 0,
         moments=needs_moments(terms.method.normalise),
         keeps=terms.keep_contributions,
         bits=terms.bits if terms.landmarked else 0,
@@ -224,6 +232,7 @@ def leaves_of(
         spread_bytes=None if terms.spread is None else spread_encoding(terms).layout.n_bytes,
         beyond=sum(counts.values()) - n - sum(withheld.values()),
         smallest_sum=terms.smallest_sum if terms.masked else 0,
+        public=_public(terms),
         pilot=len(CANDIDATES) if terms.pilots else 0,
     )
 
@@ -241,10 +250,17 @@ def _statistics_size(terms: Terms, n: int) -> tuple[int, int]:
 
 def _second_moments(terms: Terms) -> str:
     """Which sums the landmarks are drawn from, in words; empty if none."""
-    if not terms.landmarked or terms.method.landmarks == "free":
+    if not terms.landmarked or terms.method.landmarks != "federation":
         return ""
     open_yet = "products (squares alone, if all sites have fewer rows than four for each feature)"
     return {"full": "products", "diagonal": "squares", None: open_yet}[terms.spread]
+
+
+def _public(terms: Terms) -> str:
+    """The file of public features behind the landmarks, in words; empty if there is none."""
+    if terms.public_sha256 is None:
+        return ""
+    return f"a file of public features that it has ({terms.public_rows:,} rows, SHA-256 {terms.public_sha256[:12]})"
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -168,10 +168,10 @@ def _check_spread(encoding: SpreadEncoding, integers: np.ndarray) -> None:
 # ----------------------------------------------------------------------------------------------------- landmarks
 
 
-def draw(outline: Terms, spreads: Iterable[np.ndarray]) -> tuple[Terms, bytes]:
-    """The settled terms and the message with the landmarks, from the sum of the clients' integers."""
+def draw(outline: Terms, spreads: Iterable[np.ndarray], public: Spread | None = None) -> tuple[Terms, bytes]:
+    """The settled terms and the message with the landmarks, from the sum of the clients' integers or public moments."""
     assert outline.outlined
-    shared = no_spread(outline.n_in)
+    shared = no_spread(outline.n_in) if public is None else public
     if outline.spread is not None:
         encoding = spread_encoding(outline)
         summed = np.zeros(encoding.layout.size, np.int64)

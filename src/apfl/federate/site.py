@@ -41,11 +41,11 @@ from apfl.federate.terms import Description, Terms
 from apfl.federate.wire import sha256
 from apfl.files import make_private, replacing
 from apfl.maths.alone import Comparison
-from apfl.maths.hits import choose
 from apfl.maths.integers import Uniform, dither
 from apfl.maths.landmarks import Spread, spread
 from apfl.maths.leaveout import echo, leaving
 from apfl.maths.normalise import described, needs_moments
+from apfl.maths.personalise import Plan, plan_of
 from apfl.maths.pilot import CANDIDATES, describe, fits, pilot_rows
 from apfl.models.file import Container, load_model, read, write
 from apfl.models.undecided import in_words, undecided
@@ -363,14 +363,20 @@ class Site:
         """
         terms = self._agreed(agreement)
         broadcast = open_publication(publication, terms)
-        setting = self._setting(terms, broadcast, choice)
+        plan = self._plan(terms, broadcast, choice)
         member = self._is_member(terms, broadcast)
         landmarks, scaling = self.agreed_landmarks(terms), self._scaling(terms)
-        fitted = personal_model(self._usable(terms), terms, landmarks, broadcast, member, setting, scaling)
+        fitted = personal_model(self._usable(terms), terms, landmarks, broadcast, member, plan, scaling)
         container = fitted.model.container()
         container.settings.update(publication=broadcast.number, about=self.about, **_account(fitted))
         if fitted.alone:
             log.warning(_warning(fitted.comparison, broadcast.number))
+        elif fitted.weight != plan.weight:
+            log.warning(
+                f"note: with weight {fitted.weight:g} on the primary of publication {broadcast.number} clearly more of "
+                f"this site's left-out rows are right than with {plan.weight:g}, which the others chose; its model has "
+                "that weight"
+            )
         return self._write_model(container, terms)
 
     def _write_model(self, container: Container, terms: Terms) -> Path:
@@ -458,19 +464,19 @@ class Site:
             )
         return terms
 
-    def _setting(self, terms: Terms, broadcast: Broadcast, choice: bytes | None) -> tuple[float, float, float]:
-        """beta, balance and tau: agreed, chosen by everyone's tables, or by the client's own."""
-        tried = terms.grid(broadcast.unit)
+    def _plan(self, terms: Terms, broadcast: Broadcast, choice: bytes | None) -> Plan:
+        """beta, balance, tau and the weight on the primary: agreed, or chosen by everyone's tables or the client's."""
         if not terms.choice.open:
-            return tried.betas[0], tried.balances[0], tried.taus[0]
+            return terms.fixed_plan(broadcast.unit)
         if terms.method.scope == "client":
-            return choose(self._left_out_hits(terms, broadcast), tried, len(self._usable(terms)))
+            tables = terms.by_weight(self._left_out_hits(terms, broadcast))
+            return plan_of(tables, terms.grid(broadcast.unit), len(self._usable(terms)))
         if choice is None:
             raise InputError("these terms choose beta, balance and tau from everyone's tables: give the choice too")
         chosen = open_choice(choice, terms)
         if chosen.number != broadcast.number:
             raise InputError(f"a choice for publication {chosen.number} given with publication {broadcast.number}")
-        return chosen.setting
+        return chosen.plan
 
     def _left_out_hits(self, terms: Terms, broadcast: Broadcast) -> Tensor:
         member, landmarks = self._is_member(terms, broadcast), self.agreed_landmarks(terms)
@@ -563,7 +569,7 @@ def _account(fitted: Fitted) -> dict[str, Any]:
     left_out = {
         "rows": told.n_rows, "unjudged": told.n_unjudged, "right_together": told.together, "right_alone": told.alone
     }  # fmt: skip
-    return {"alone": fitted.alone, "left_out": left_out}
+    return {"alone": fitted.alone, "weight": fitted.weight, "left_out": left_out}
 
 
 def _warning(comparison: Comparison, number: int) -> str:

@@ -89,7 +89,8 @@ def _terms(text: str | None) -> dict[str, Any]:
 def _wants_tables(terms: dict[str, Any]) -> bool:
     """`Terms.wants_tables`."""
     method = terms["method"]
-    return "auto" in (method["beta"], method["balance"], method["tau"]) and method["scope"] != "client"
+    chosen = (method[name] for name in ("beta", "balance", "tau"))
+    return "auto" in (*chosen, method.get("weight")) and method["scope"] != "client"
 
 
 def _client(ledger: Ledger, row: Row, influence: dict[str, float], moments: int) -> dict[str, Any]:

@@ -38,6 +38,7 @@ __all__ = ["Path", "choose_gamma", "feature_energy"]
 
 EIGEN_WIDTH = 1024  # up to here one eigendecomposition is cheaper than a band form
 DECADES = np.arange(-6.0, 2.01, 1.0)  # of gamma over the mean squared length of a row of Phi
+HIGHEST = 12.0  # decades to go on to while sums are indefinite: integers are coarse if one client claims many rows
 MOST_FITTED = 0.5  # df / N of a point that is admitted
 # Of rss over tr(Y'Y). Rounding is 1e-13 by eigenvalues and 1e-10 by a band form with df <= N / 2 (condition 1e6).
 LEAST_RESIDUAL = 1e-9
@@ -116,6 +117,8 @@ def choose_gamma(stats: Statistics) -> Path:
         return _gcv(distinct, stats.target_energy, fit(gamma))
 
     scores = {decade: score(unit * 10**decade) for decade in DECADES.tolist()}
+    while fit(unit * 10 ** (top := max(scores))) is None and top < HIGHEST:
+        scores[top + 1] = score(unit * 10 ** (top + 1))
 
     def path() -> Path:
         decades = sorted(scores)

@@ -43,6 +43,7 @@ __all__ = [
     "LeftOutScores",
     "Personal",
     "Personalised",
+    "Plan",
     "Primary",
     "Rows",
     "Setting",
@@ -52,6 +53,7 @@ __all__ = [
     "own_weight",
     "own_weights",
     "personalise",
+    "plan_of",
     "refine",
     "refine_all",
     "solve_primary",
@@ -363,13 +365,22 @@ def _plans(left_out: Sequence[LeftOutHits], n_clients: int, tried: Grid, choice:
 
 def _plan(left_out: Sequence[LeftOutHits], tried: Grid, cautious: bool = False) -> Plan:
     """From the sums of these clients' tables."""
-    tables = _summed(left_out)
+    n_rows, n_distinct = sum(own.n_rows for own in left_out), sum(own.n_rows - own.n_copies for own in left_out)
+    return plan_of(_summed(left_out), tried, n_rows, n_distinct, _unless_clear if cautious else choose)
+
+
+def plan_of(
+    tables: Mapping[float, Tensor],
+    tried: Grid,
+    n_rows: int,
+    n_distinct: int | None = None,
+    choice: Callable[[Tensor, Grid, int], Setting] = choose,
+) -> Plan:
+    """From the table of hits of each weight, the usual one first, over rows of which so many are no copies."""
     (usual, *_) = tables
     best = prefer(
-        {w: best_of(table)[1] for w, table in tables.items()}, sum(own.n_rows - own.n_copies for own in left_out), usual
+        {w: best_of(table)[1] for w, table in tables.items()}, n_rows if n_distinct is None else n_distinct, usual
     )
-    n_rows = sum(own.n_rows for own in left_out)
-    choice = _unless_clear if cautious else choose
     return Plan({w: choice(table, tried, n_rows) for w, table in tables.items()}, best)
 
 

@@ -38,6 +38,7 @@ from apfl.methods._analytic import mapped_and_summed, upload_bytes
 from apfl.models.landmark import LandmarkModel
 
 __all__ = [
+    "PUBLIC",
     "Map",
     "Published",
     "Streams",
@@ -51,6 +52,7 @@ __all__ = [
 ]
 
 Map = FeatureMap | LandmarkMap
+PUBLIC = "public"  # a file of public features, in the terms of a federation: its server alone has it
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +117,7 @@ def landmark_streams(
 
     Integers tell the clients' ``repeats`` too.
     """
+    check_width(d, 2 * sum(map(len, clients)), 1, clients[0].features.device)  # rows are float64
     origin = landmark_origin(clients, normalise, source, bits, seed)
     drawn, columns = draw_landmarks(d, seed, origin.spread, clients[0].features)
     summed = summed_landmarks(clients, n_classes, normalise, drawn, columns if bits else None, bits, seed, repeats)
@@ -160,6 +163,10 @@ def public_origin(normalise: Normaliser, source: str, like: Tensor) -> _Origin:
     n_in = normalise.width(n_features)
     if source == "free":
         return _Origin(no_spread(n_in))
+    if source == PUBLIC:
+        raise InputError(
+            "landmarks='public' given: so the terms of a federation call a file of the server. Name the file"
+        )
     public = load_dataset(source, labels_optional=True)
     if public.features.shape[1] != n_features:
         raise InputError(
@@ -221,7 +228,6 @@ def _summed_spread(
 
 def _mapped(clients: Sequence[Shard], normalise: Normaliser, drawn: LandmarkMap) -> list[Tensor]:
     device = clients[0].features.device
-    check_width(drawn.width, 2 * sum(map(len, clients)), 1, device)  # rows are float64
     return over_clients(lambda shard: drawn(normalise(shard.features)), clients, device)
 
 

@@ -1,11 +1,13 @@
-"""APFL that tunes itself: wide streams, every setting chosen in closed form, and a local prior.
+"""APFL that tunes itself: one map of landmarks, every setting chosen in closed form, and a local prior.
 
 The two streams are those of `apfl_paper` (Fan et al., "APFL: Analytic Personalized Federated Learning via Dual-Stream
-Least Squares"). Beyond the paper: the width follows the number of rows, the normalisation the features' moments; gamma
-is chosen by generalised cross-validation of the summed statistics; beta, balance and tau by left-out hits of both
-streams, added over clients; tau * log(p_k / p) is added to the scores. No test row is seen.
+Least Squares"). Beyond the paper: both streams share one map of landmarks, whose number follows the number of rows, and
+statistics travel as integers (`map="random"`: two random maps, in float64); a pilot chooses the normalisation; gamma is
+chosen by generalised cross-validation of the summed statistics; beta, balance, tau and the weight on the primary by
+left-out hits of both streams, added over clients; tau * log(p_k / p) is added to the scores. No test row is seen.
 
-Exchanges: one of statistics, one of tables of hits (at most 2,000 integers for each client).
+Exchanges: one of moments, two of the pilot, one of the moments behind the landmarks, one of statistics, one of tables
+of hits (at most 2,000 integers for each client). Settings that are given save those that choose them.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from apfl.methods import Method, Round
 from apfl.methods._analytic import mapped_and_summed, shared_normaliser, stream_maps, upload_bytes
 from apfl.methods._pilot import Pilot, pilot
 from apfl.methods._private import PRIVATE_BITS, WIDTH, Noise, Privacy, check_private, private_streams
-from apfl.methods._streams import Published, Streams, folded, landmark_streams
+from apfl.methods._streams import PUBLIC, Published, Streams, folded, landmark_streams
 from apfl.models.dual_stream import DualStream
 from apfl.models.landmark import LandmarkModel
 
@@ -60,6 +62,7 @@ Bits = Annotated[
     Literal[0] | Annotated[int, Field(ge=8, le=32)], BeforeValidator(lambda given: 0 if given == "0" else given)
 ]
 LANDMARKS = ("federation", "free")
+OF_RANDOM_MAPS = {"bits": 0, "weight": 1.0}  # what auto means with them
 REMOVED = {
     "cross-fitted": "refinement='cross-fitted' was removed: it changed nothing (docs/results/auto.md). The refinement "
     "is fitted to in-sample residuals; leave the setting out, or give 'in-sample'",
@@ -83,7 +86,7 @@ class APFL(Method):
     beta: Positive | Auto = "auto"
     balance: NonNegative | Auto = "auto"
     tau: NonNegative | Auto = "auto"
-    weight: Share | Auto = 1.0  # on the primary: E = Y - weight Phi G; 0 is going alone
+    weight: Share | Auto = "auto"  # on the primary: E = Y - weight Phi G; 0: going alone; auto is 1 with random maps
     scope: Annotated[Scope, BeforeValidator(_not_removed)] = "federation"
     refinement: Annotated[Literal["in-sample"], BeforeValidator(_not_removed)] = "in-sample"
     sketch: Annotated[int, Field(ge=0, le=2**16)] = 128  # columns of the leverage sketch; 0: exact, in process alone
@@ -92,7 +95,7 @@ class APFL(Method):
     activation_refinement: Activation = "hardswish"
     intercept: bool = False
     normalise: Normalise | Auto = "auto"
-    map: Literal["random", "landmarks"] = "random"  # landmarks: one map for both streams (`apfl.maths.landmarks`)
+    map: Literal["landmarks", "random"] = "landmarks"  # one map for both streams (`apfl.maths.landmarks`), or two
     landmarks: str = "federation"  # drawn from everyone's moments, from nobody's (free), or from those of a public FILE
     bits: Bits | Auto = "auto"  # of an entry of the statistics; auto: as few as do no harm; 0: float64
     epsilon: Positive | Literal["none"] = "none"  # of what is released, unit one row; needs public landmarks
@@ -107,12 +110,14 @@ class APFL(Method):
         for option in (self.scope, self.refinement):
             if option in REMOVED:
                 raise InputError(REMOVED[option])
-        if self.landmarks not in LANDMARKS and not Path(self.landmarks).is_file():
+        if self.landmarks not in (*LANDMARKS, PUBLIC) and not Path(self.landmarks).is_file():
             raise InputError(
                 f"landmarks={self.landmarks} given; allowed: {' or '.join(LANDMARKS)}, or a file of public features"
             )
-        if self.bits == "auto" and self.map != "landmarks":
-            object.__setattr__(self, "bits", 0)
+        if self.map == "random":
+            for name, usual in OF_RANDOM_MAPS.items():
+                if getattr(self, name) == "auto":
+                    object.__setattr__(self, name, usual)
         if self.bits and self.map != "landmarks":
             raise InputError(f"bits={self.bits} with map='random': only rows of the landmark map have a bounded length")
         if self.map == "landmarks":

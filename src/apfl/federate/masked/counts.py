@@ -142,7 +142,7 @@ def outline_of(draft: Terms, counts: Counts) -> Terms:
     bits = method.bits if method.bits != "auto" else bits_for(n, max(counts.holders), draft.max_rows or n, d_primary)
     method = replace(method, d_primary=d_primary, d_refinement=d_refinement, bits=bits)
     terms = replace(draft, method=method, most_rows=draft.max_rows)
-    if method.landmarks != "free":
+    if method.landmarks == "federation":
         terms = replace(terms, spread="full" if n >= ROWS_FOR_EACH_COLUMN * terms.n_in else "diagonal")
     counts.check(terms)
     return terms

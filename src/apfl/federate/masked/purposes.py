@@ -58,7 +58,7 @@ class Purpose:
                 raise InputError("the terms are not settled yet, so there are no statistics to sum")
             return landmarks.encoding(terms).layout
         if self.what == "table":
-            hits = Part("hits", math.prod(terms.grid(1.0).shape), 32, signed=False)
+            hits = Part("hits", math.prod(terms.table_shape), 32, signed=False)
             return Layout((hits, Part("n_rows", 1, 32, signed=False)))
         return Layout(tuple(Part(name, 1, 32, signed=False) for name in ("right", "n_test", "reports")))
 
