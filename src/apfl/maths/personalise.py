@@ -20,7 +20,7 @@ from torch import Tensor
 from apfl.maths.gcv import choose_gamma, feature_energy
 from apfl.maths.hits import Grid, Scope, best_of, choose, grid, prefer
 from apfl.maths.leaveout import leverage_sketch
-from apfl.maths.machine import available
+from apfl.maths.machine import alike, available
 from apfl.maths.refine import (
     LeftOutHits,
     LeftOutScores,
@@ -68,7 +68,6 @@ FEW_ROWS = 250  # with fewer, the best of 882 settings flatters itself, and no l
 MOST_NOISE = 0.01  # left-out accuracy that a second dose of the sketch's noise may add or take away
 MOST_ARE_COPIED = 1.5  # clients that hold a row on average; with fewer, the mean is wrong for most rows
 MOST_KEPT = 2**31  # bytes of all clients' mapped rows and their decompositions
-ALIKE = 1.25  # clients whose sizes differ by no more than this factor are worked on at once
 ROWS_ON_A_CORE, ROWS_ON_A_GPU = 1024, 2**18  # that such clients have together; a larger client stands alone
 MOST_UNJUDGED = 0.05  # share of rows that cannot be judged beyond which no left-out accuracy is stated
 
@@ -283,19 +282,8 @@ def refine_all(
 
 
 def _buckets(sizes: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Clients to be worked on at once: of sizes within a factor of `ALIKE`, as many as the device has use for.
-
-    The largest come first, so that no core ends up waiting for one of them.
-    """
-    most = ROWS_ON_A_CORE if device.type == "cpu" else ROWS_ON_A_GPU
-    buckets: list[list[int]] = []
-    for k in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
-        largest = sizes[buckets[-1][0]] if buckets else 0
-        if buckets and sizes[k] * ALIKE >= largest and (len(buckets[-1]) + 1) * largest <= most:
-            buckets[-1].append(k)
-        else:
-            buckets.append([k])
-    return buckets
+    """Clients to be worked on at once: as many as the device has use for."""
+    return alike(sizes, ROWS_ON_A_CORE if device.type == "cpu" else ROWS_ON_A_GPU, len(sizes))
 
 
 def _units(rows_of: Callable[[int], Rows], bucket: Sequence[int]) -> Iterator[tuple[list[int], Rows]]:

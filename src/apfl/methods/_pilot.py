@@ -13,7 +13,6 @@ from torch import Tensor
 
 from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.maths.leaveout import Leaving, leaving
 from apfl.maths.machine import over_clients
 from apfl.maths.normalise import Normaliser, check_features
 from apfl.maths.personalise import Auto, Choice, Rows, leave_out, solve_primary
@@ -29,6 +28,7 @@ from apfl.maths.pilot import (
     pilot_rows,
 )
 from apfl.maths.wire import Traffic
+from apfl.methods._analytic import Repeated, repeated_rows
 from apfl.methods._streams import Published, Streams, own_seed, summed_landmarks
 
 __all__ = ["Pilot", "pilot"]
@@ -69,7 +69,7 @@ def pilot(
     shared = reduce(add, map(describe, features))
     usual, scalings = shared.usual, shared.normalisers
     some = _some_rows(clients, seed)
-    together = [leaving(shard.features, shard.labels, shard.groups) for shard in some]
+    together = repeated_rows(some)
 
     def tried(how: str) -> _Trial:
         drawn = candidate(scalings[how], shared, seed, like=features[0])
@@ -77,7 +77,7 @@ def pilot(
 
     trials = {how: tried(how) for how in CANDIDATES if how == usual or fits(how, features)}
     tables = [torch.stack(own) for own in zip(*(trial.tables for trial in trials.values()), strict=True)]
-    n_rows = [len(shard) - int(own.copies.sum()) for shard, own in zip(some, together, strict=True)]
+    n_rows = [len(shard) - own.n_copies for shard, own in zip(some, together, strict=True)]
     judged = judge([*trials], tables, n_rows, usual)
     check_features(judged.normalise, features)
     widths = {how: trial.width for how, trial in trials.items()}
@@ -111,7 +111,7 @@ def _try(
     clients: Sequence[Shard],
     n_classes: int,
     drawn: Candidate,
-    together: Sequence[Leaving],
+    together: Sequence[Repeated],
     choice: Choice,
     gamma: float | Auto,
     sketch: int,
@@ -121,7 +121,7 @@ def _try(
     """Map, sum, solve, leave out: the method itself, narrow and without its refinements."""
     device, feature_map = clients[0].features.device, drawn.feature_map
     columns, purpose = drawn.mean_squares if bits else None, f"pilot {drawn.scaling.how}"
-    repeats = [(int(own.copies.sum()), None) for own in together]
+    repeats = [(own.n_copies, None) for own in together]
     made = summed_landmarks(clients, n_classes, drawn.scaling, feature_map, columns, BITS, seed, repeats, purpose)
     phis, summed = made.phis, replace(made.stats, n_copies=sum(n_copies for n_copies, _ in repeats), echo=None)
     primary = solve_primary(summed, gamma)
@@ -129,7 +129,7 @@ def _try(
     tried = choice.grid(primary.unit(feature_map.width))
 
     def table(k: int) -> Tensor:
-        rows = Rows(phis[k], phis[k], clients[k].labels, *together[k])
+        rows = Rows(phis[k], phis[k], clients[k].labels, together[k].groups, together[k].copies)
         return leave_out(rows, told, choice.smoothing, tried).table
 
     tables = over_clients(table, range(len(clients)), device)
