@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -49,6 +50,7 @@ __all__ = [
     "Shared",
     "landmarks_for",
     "leave_out",
+    "left_out_tables",
     "own_weight",
     "own_weights",
     "personalise",
@@ -233,18 +235,10 @@ def personalise(
     buckets = _buckets(sizes, device)
     if choice.open or keep_scores:
         sketched = primary.with_leverage(sketch_width, seed)
-
-        def hits_of(bucket: Sequence[int]) -> list[tuple[int, LeftOutHits]]:
-            made: list[tuple[int, LeftOutHits]] = []
-            for ks, rows in _units(rows_of, bucket):
-                found = leave_out_each(
-                    rows, sketched, smoothing, tried, weights=choice.weights, keep_scores=keep_scores
-                )
-                made += zip(ks, found, strict=True)
-                memory.keep(ks, rows)
-            return made
-
-        left_out = _in_order(over(hits_of, buckets, device))
+        leave = partial(leave_out_each, weights=choice.weights, keep_scores=keep_scores)
+        left_out = _left_out(
+            rows_of, buckets, lambda rows: leave(rows, sketched, smoothing, tried), over, device, memory.keep
+        )
     plans = _plans(left_out if choice.open else [], n_clients, tried, choice)
 
     def personal(bucket: Sequence[int]) -> list[tuple[int, Personal]]:
@@ -263,6 +257,44 @@ def personalise(
     if len(choice.weights) > 1 or choice.weights != (1.0,):
         account |= _weights(made, plans, choice.scope)
     return Personalised(made, account, [own.scores for own in left_out if own.scores is not None])
+
+
+def left_out_tables(
+    rows_of: Callable[[int], Rows],
+    sizes: Sequence[int],
+    shared: Shared,
+    smoothing: float,
+    tried: Grid,
+    *,
+    over: OverClients = in_turn,
+) -> list[Tensor]:
+    """The table of left-out hits of every client, (betas, balances, taus) each, with the usual weight."""
+    device = shared.weights.device
+    found = _left_out(
+        rows_of, _buckets(sizes, device), lambda rows: leave_out_each(rows, shared, smoothing, tried), over, device
+    )
+    return [own.table for own in found]
+
+
+def _left_out(
+    rows_of: Callable[[int], Rows],
+    buckets: Sequence[Sequence[int]],
+    leave: Callable[[Rows], list[LeftOutHits]],
+    over: OverClients,
+    device: torch.device,
+    keep: Callable[[list[int], Rows], None] | None = None,
+) -> list[LeftOutHits]:
+    """What leaving out gives for each client; ``keep`` is told the rows."""
+
+    def hits_of(bucket: Sequence[int]) -> list[tuple[int, LeftOutHits]]:
+        made: list[tuple[int, LeftOutHits]] = []
+        for ks, rows in _units(rows_of, bucket):
+            made += zip(ks, leave(rows), strict=True)
+            if keep is not None:
+                keep(ks, rows)
+        return made
+
+    return _in_order(over(hits_of, buckets, device))
 
 
 def refine_all(

@@ -15,7 +15,7 @@ from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.machine import over_clients
 from apfl.maths.normalise import Normaliser, check_features
-from apfl.maths.personalise import Auto, Choice, Rows, leave_out, solve_primary
+from apfl.maths.personalise import Auto, Choice, Rows, left_out_tables, solve_primary
 from apfl.maths.pilot import (
     BITS,
     CANDIDATES,
@@ -28,7 +28,7 @@ from apfl.maths.pilot import (
     pilot_rows,
 )
 from apfl.maths.wire import Traffic
-from apfl.methods._analytic import Repeated, repeated_rows
+from apfl.methods._analytic import Repeated, in_one, repeated_rows
 from apfl.methods._streams import Published, Streams, own_seed, summed_landmarks
 
 __all__ = ["Pilot", "pilot"]
@@ -66,7 +66,8 @@ def pilot(
         raise InputError("no clients given; a federation needs at least one")
     features = [shard.features for shard in clients]
     check_features("auto", features)
-    shared = reduce(add, map(describe, features))
+    pooled = in_one(features)
+    shared = reduce(add, over_clients(describe, pooled, features[0].device))
     usual, scalings = shared.usual, shared.normalisers
     some = _some_rows(clients, seed)
     together = repeated_rows(some)
@@ -75,11 +76,12 @@ def pilot(
         drawn = candidate(scalings[how], shared, seed, like=features[0])
         return _try(some, n_classes, drawn, together, choice, gamma, sketch, bits, seed)
 
-    trials = {how: tried(how) for how in CANDIDATES if how == usual or fits(how, features)}
+    trials = {how: tried(how) for how in CANDIDATES if how == usual or fits(how, pooled)}
     tables = [torch.stack(own) for own in zip(*(trial.tables for trial in trials.values()), strict=True)]
     n_rows = [len(shard) - own.n_copies for shard, own in zip(some, together, strict=True)]
     judged = judge([*trials], tables, n_rows, usual)
-    check_features(judged.normalise, features)
+    if not fits(judged.normalise, pooled):
+        check_features(judged.normalise, features)  # which says whose
     widths = {how: trial.width for how, trial in trials.items()}
     account = judged.account(widths, {how: trial.gamma for how, trial in trials.items()})
     traffic = _traffic(trials, clients, n_classes, choice, sketch, bits)
@@ -119,7 +121,7 @@ def _try(
     seed: int,
 ) -> _Trial:
     """Map, sum, solve, leave out: the method itself, narrow and without its refinements."""
-    device, feature_map = clients[0].features.device, drawn.feature_map
+    feature_map = drawn.feature_map
     columns, purpose = drawn.mean_squares if bits else None, f"pilot {drawn.scaling.how}"
     repeats = [(own.n_copies, None) for own in together]
     made = summed_landmarks(clients, n_classes, drawn.scaling, feature_map, columns, BITS, seed, repeats, purpose)
@@ -128,9 +130,8 @@ def _try(
     told = (Published.of(primary) if bits else primary).with_leverage(sketch, seed)
     tried = choice.grid(primary.unit(feature_map.width))
 
-    def table(k: int) -> Tensor:
-        rows = Rows(phis[k], phis[k], clients[k].labels, together[k].groups, together[k].copies)
-        return leave_out(rows, told, choice.smoothing, tried).table
+    def rows_of(k: int) -> Rows:
+        return Rows(phis[k], phis[k], clients[k].labels, together[k].groups, together[k].copies)
 
-    tables = over_clients(table, range(len(clients)), device)
+    tables = left_out_tables(rows_of, [*map(len, clients)], told, choice.smoothing, tried, over=over_clients)
     return _Trial(tables, feature_map.width, primary.gamma, made.sizes)
