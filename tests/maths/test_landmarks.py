@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from apfl import load_model
 from apfl.errors import InputError
 from apfl.federate import Terms
+from apfl.maths.dither import uniform
 from apfl.maths.integers import (
     Encoding,
     Rounding,
     round_statistics,
     spectral_bound,
-    uniform,
 )
 from apfl.maths.landmarks import (
     JITTER,

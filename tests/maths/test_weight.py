@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from apfl.data.federation import Shard
+from apfl.maths.dither import uniform
 from apfl.maths.hits import Grid
-from apfl.maths.integers import Rounding, round_statistics, uniform
+from apfl.maths.integers import Rounding, round_statistics
 from apfl.maths.landmarks import draw_points, landmark_map, spread
 from apfl.maths.leaveout import fit_refinement
 from apfl.maths.personalise import Plan, Rows, Shared, leave_out, own_weight, refine

@@ -29,7 +29,8 @@ from apfl.federate.pilot import largest_statistics
 from apfl.federate.plausible import check_counts, check_integers, positive, smallest_eigenvalue
 from apfl.federate.terms import Terms
 from apfl.federate.wire import LARGEST_HEADER, Expected, count, seal, sha256, text, unseal
-from apfl.maths.integers import OF_ONE_LENGTH, Encoding, Uniform, statistics_layout
+from apfl.maths.dither import Uniform
+from apfl.maths.integers import OF_ONE_LENGTH, Encoding, statistics_layout
 from apfl.maths.leaveout import ECHO
 from apfl.maths.ridge import Statistics, gram, one_hot, statistics
 from apfl.maths.wire import (

@@ -21,7 +21,8 @@ from apfl.federate.names import check_name
 from apfl.federate.terms import Terms
 from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
 from apfl.maths.bits import Layout, Squeezed, packed_bytes
-from apfl.maths.integers import Encoding, Rounding, Uniform, spectral_bound
+from apfl.maths.dither import Uniform
+from apfl.maths.integers import Encoding, Rounding, spectral_bound
 from apfl.maths.landmarks import LandmarkMap, Spread, landmark_bits, no_spread
 from apfl.maths.spread_encoding import SpreadEncoding
 from apfl.methods._streams import Map, draw_landmarks

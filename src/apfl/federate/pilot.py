@@ -29,7 +29,8 @@ from apfl.federate.names import check_name
 from apfl.federate.plausible import check_integers
 from apfl.federate.terms import Description, Terms
 from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
-from apfl.maths.integers import Encoding, Uniform, statistics_layout
+from apfl.maths.dither import Uniform
+from apfl.maths.integers import Encoding, statistics_layout
 from apfl.maths.landmarks import independent
 from apfl.maths.leaveout import leaving
 from apfl.maths.normalise import Moments

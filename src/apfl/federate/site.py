@@ -41,7 +41,7 @@ from apfl.federate.terms import Description, Terms
 from apfl.federate.wire import sha256
 from apfl.files import make_private, replacing
 from apfl.maths.alone import Comparison
-from apfl.maths.integers import Uniform, dither
+from apfl.maths.dither import Uniform, dither
 from apfl.maths.landmarks import Spread, spread
 from apfl.maths.leaveout import echo, leaving
 from apfl.maths.normalise import described, needs_moments

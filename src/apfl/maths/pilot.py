@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -135,12 +136,15 @@ def pilot_points(scaling: Normaliser, shared: Described, n: int, seed: int) -> T
     Only their directions matter. If a constant is appended, rows differ in length before they are brought to one.
     """
     of = {"row": shared.row, "columns": shared.features}.get(scaling.how, shared.root)
-    noise = normals(seed, n, len(of.sums)) * of.variance.sqrt().cpu()
+    noise = _noise(seed, n, len(of.sums)) * of.variance.sqrt().cpu()
     if scaling.how not in WITH_CONSTANT:
         return noise + of.mean.cpu()
     assert scaling.std is not None
     constant = torch.full((n, 1), math.sqrt(len(of.sums)), dtype=torch.float64)
     return torch.cat([noise / scaling.std.cpu(), constant], 1)
+
+
+_noise = lru_cache(2)(normals)  # the same for all candidates
 
 
 def n_points(n_samples: int) -> int:
@@ -162,8 +166,8 @@ def candidate(
 ) -> Candidate:
     """One candidate, on the device of ``like``; ``kept`` are the places of its landmarks, if they are known."""
     drawn = drawn_landmarks(scaling, shared, seed)
-    feature_map = drawn.subset(independent(drawn) if kept is None else kept)
-    feature_map = feature_map if like is None else feature_map.like(like)
+    drawn = drawn if like is None else drawn.like(like)
+    feature_map = drawn.subset(independent(drawn) if kept is None else kept.to(drawn.points.device))
     synthetic = pilot_points(scaling, shared, SYNTHETIC, 2 * seed + 1).to(feature_map.points.device)
     return Candidate(scaling, feature_map, feature_map.mean_squares(synthetic.float()))
 
