@@ -157,7 +157,7 @@ class Terms:
         if not self.landmarked:
             raise InputError(
                 f"masked terms with map={self.method.map!r} given: masks need integers that add up. Give "
-                "map='landmarks' too"
+                "map='landmarks' too, or plain terms"
             )
         stated = {"class_names": self.class_names, "n_features": self.n_features}
         lacking = [name for name, value in stated.items() if value is None]

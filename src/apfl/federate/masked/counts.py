@@ -83,7 +83,7 @@ class Counts:
     def most_rows(self) -> int:
         """What no member's rows pass: the next power of two."""
         largest = max((k for k, members in enumerate(self.sizes) if members), default=0)
-        return min(2 ** (largest + 1) - 1, max(1, self.n_samples))
+        return int(min(2 ** (largest + 1) - 1, max(1, self.n_samples)))
 
     def in_pilot(self, n_all: int) -> tuple[bool, ...]:
         """Which classes may be in the sum of a pilot, which takes a share of the rows at random.
