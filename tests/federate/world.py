@@ -171,7 +171,7 @@ class World:
 
     def settings(self) -> list[str]:
         """The terms as options."""
-        words: list[str] = []
+        words = [] if "masked" in self.terms else ["--plain"]  # masked worlds say so
         for key, value in self.terms.items():
             if isinstance(value, bool):
                 words.append(f"--{'' if value else 'no-'}{key.replace('_', '-')}")

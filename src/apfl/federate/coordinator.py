@@ -200,12 +200,26 @@ class Coordinator:
         self.ledger.scrub()
         return terms
 
-    def outline_from(self, outline: Terms) -> None:
-        """Under masks: all but the landmarks is fixed, from the sum of the sites' counts."""
+    def pilot_from(self, terms: Terms, question: bytes) -> None:
+        """Under masks: the pilot begins, from the sum of the sites' moments."""
+        self._piloting.start(terms, question, lambda trial: self._keep("trial", trial))
+
+    @property
+    def pilot(self) -> Piloting:
+        """The pilot, under way or not."""
+        return self._piloting
+
+    def outline_from(self, outline: Terms, choice: Choice | None = None) -> None:
+        """Under masks: all but the landmarks is fixed, from the sum of the sites' counts and what a pilot chose."""
         assert self._outline is None
+        files: list[str] = []
         with self.ledger.transaction():
+            if choice is not None:
+                choice.write(self.ledger)
+                files = self.ledger.empty_pilot()
             self._keep("outline", outline)
         self._outline = outline
+        self.ledger.blobs.remove(files)
 
     def settle_from(self, spreads: Sequence[np.ndarray]) -> None:
         """Under masks: draw landmarks from the sum of the sites' moments, or from none."""

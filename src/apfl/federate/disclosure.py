@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +20,24 @@ from apfl.maths.leaveout import ECHO
 from apfl.maths.normalise import check_features, needs_moments
 from apfl.maths.pilot import CANDIDATES, MOST_ROWS, WIDTH
 from apfl.maths.wire import form_for, statistics_shapes
+from apfl.methods.apfl import APFL
 
-__all__ = ["WhatLeaves", "leaves_of", "names_under", "of_large_classes", "select", "what_leaves", "without_classes"]
+__all__ = [
+    "WhatLeaves",
+    "default_masked",
+    "leaves_of",
+    "names_under",
+    "of_large_classes",
+    "select",
+    "what_leaves",
+    "without_classes",
+]
 
 
+PLAIN = (
+    "the server sees each of these by itself, and can often recover this site's rows from them; under masks (join "
+    "--roster) it sees sums over all sites only"
+)
 NEVER = "never: rows, images, labels of single rows, the personal model; metrics only if you say so"
 
 
@@ -111,6 +126,8 @@ class WhatLeaves:
         ]
         if self.spread:
             lines.insert(2, self._spread_line().replace("then, once", "into a sum, once"))
+        if self.moments:
+            lines[2:2] = self._masked_moments()
         if self.public:
             lines.append(self._public_line())
         if self.table:
@@ -120,10 +137,27 @@ class WhatLeaves:
             "all sites, a sketch",
             "withheld from the other sums: classes with fewer than 20 rows over all sites, or at one site only",
             *self._stays(),
-            "checked here before anything is sent: the roster, the fewest sites in a sum, and that the map has at most "
-            "a quarter as many columns as there are rows",
+            "checked here before anything is sent: the roster, the fewest sites in a sum, and that maps have at most a "
+            "quarter as many columns as there are rows",
+            "if this site leaves later, the others sum up again, and a server that kept the former sum learns this "
+            "site's part from the difference",
         ]
         return [*lines, NEVER]
+
+    def _masked_moments(self) -> list[str]:
+        """What a normalisation takes that is made from everyone's moments."""
+        rows = "rows, of their roots and of rows at one length" if self.pilot else "rows"
+        lines = [
+            "with it: the power of four of the largest entry of each feature over all sites, without whose it is; into "
+            f"a sum, once: sum and sum of squares of each of the {self.n_features} features of the {rows}"
+        ]
+        if self.pilot:
+            lines += [
+                f"into a sum, once, for each of {self.pilot} ways of scaling the features: sums of products and sums "
+                f"by class on a map of at most {WIDTH} landmarks, of at most {MOST_ROWS:,} rows; and counts of "
+                "left-out rows predicted right"
+            ]
+        return lines
 
     def _stays(self) -> list[str]:
         """What stays at the site that could have been expected to leave."""
@@ -144,6 +178,7 @@ class WhatLeaves:
         if self.numbers is not None:
             size = f": {self.numbers:,} {what}, {(self.n_bytes or 0) / 1e6:.1f} MB"
         lines = [
+            PLAIN,
             f"first: the number of rows ({self.n_samples:,}), the feature width ({self.n_features}), and the names of "
             f"{len(self.counts)} classes: {', '.join(self.counts)}",
             f"then, once: sums of products of the activated features of these rows, and their sums by class{size}",
@@ -152,13 +187,13 @@ class WhatLeaves:
             f"{ECHO:,} buckets by a hash, and how many repeat another row of this site",
         ]
         if self.spread:
-            lines.insert(1, self._spread_line())
+            lines.insert(2, self._spread_line())
         if self.pilot:
-            lines[1:1] = self._pilot_lines()
+            lines[2:2] = self._pilot_lines()
         if self.moments:
             three = ", of the same at the root and with rows at one length" if self.pilot else ""
             lines.insert(
-                1,
+                2,
                 f"also first: sum and sum of squares of each of the {self.n_features} features, and of the rows' sizes"
                 f"{three}",
             )
@@ -192,6 +227,16 @@ class WhatLeaves:
             f"then, once: the sum of each of the {self.n_features} normalised features and the sums of their "
             f"{self.spread}, from which the server draws landmarks{size}"
         )
+
+
+def default_masked(class_names: Sequence[str], n_features: int) -> dict[str, Any]:
+    """Masked terms by default, with a site's own classes: what a site lists that has a roster and no terms yet."""
+    return {
+        "class_names": tuple(class_names),
+        "n_features": n_features,
+        "masked": True,
+        "method": APFL(map="landmarks"),
+    }
 
 
 def what_leaves(train: Shard, class_names: Sequence[str], terms: Terms) -> WhatLeaves:

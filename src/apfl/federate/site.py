@@ -34,7 +34,7 @@ from apfl.federate.landmarks import Landmarks, agreed_maps, open_landmarks, seal
 from apfl.federate.masked.counts import Counts
 from apfl.federate.messages import Broadcast, open_choice, open_publication, seal_description, seal_metrics, seal_table
 from apfl.federate.names import check_name
-from apfl.federate.pilot import Question, open_primaries, open_question, seal_statistics
+from apfl.federate.pilot import Primaries, Question, open_primaries, open_question, open_statistics, seal_statistics
 from apfl.federate.pilot import seal_table as seal_pilot_table
 from apfl.federate.remember import difference, remembered
 from apfl.federate.terms import Description, Terms
@@ -46,7 +46,7 @@ from apfl.maths.landmarks import Spread, spread
 from apfl.maths.leaveout import echo, leaving
 from apfl.maths.normalise import described, needs_moments
 from apfl.maths.personalise import Plan, plan_of
-from apfl.maths.pilot import CANDIDATES, describe, fits, pilot_rows
+from apfl.maths.pilot import CANDIDATES, Described, describe, fits, pilot_rows
 from apfl.models.file import Container, load_model, read, write
 from apfl.models.undecided import in_words, undecided
 
@@ -166,7 +166,9 @@ class Site:
             raise InputError(f"{len(rows)} rows; the pilot was made for at most {asked.terms.most_rows}")
         places = torch.zeros(len(rows), dtype=torch.bool)
         places[pilot_rows(len(rows), asked.n_all, self._own_seed(asked.terms))] = True
-        few = of_large_classes(places, rows.labels, asked.terms)
+        few, counts = of_large_classes(places, rows.labels, asked.terms), self._counts(asked.terms)
+        if counts is not None:
+            return rows.where(few & torch.tensor(counts.in_pilot(asked.n_all))[rows.labels])
         if not bool(few.any()):
             raise self._nothing_to_contribute(asked.terms)
         return rows.where(few)
@@ -315,6 +317,36 @@ class Site:
         if not (self.home(terms) / "draft.json").is_file():
             self.write(terms, "draft.json", terms.to_json().encode())
         return torch.cat([counts, (counts > 0).long()]).numpy()
+
+    def shared_features(self, terms: Terms) -> Tensor:
+        """The rows that this client would contribute under a draft."""
+        return select(self.train, self.class_names, terms).only_shared().features
+
+    def own_moments(self, terms: Terms) -> tuple[Described, tuple[str, ...], Uniform]:
+        """The moments of the rows that are contributed, what these do not bear, and the numbers that round them."""
+        rows = self._contributed(terms)
+        unsuited = tuple(how for how in CANDIDATES if not fits(how, [self.train.features]))
+        return describe(rows.features), unsuited, self._dither(terms, "moments")
+
+    def own_pilot(self, asked: Question) -> dict[str, np.ndarray] | None:
+        """The statistics of the rows that take part in a pilot, for every candidate; None if no rows do."""
+        rows = self._rows_of_pilot(asked)
+        if not len(rows):
+            return None
+        data = seal_statistics(asked, rows, self.name, lambda how: self._dither(asked.terms, f"pilot {how}"))
+        return dict(open_statistics(data, asked).integers)
+
+    def own_pilot_table(self, asked: Question, told: Primaries) -> tuple[Tensor, int]:
+        """Left-out hits of these rows, and how many rows can be left out."""
+        rows = self._rows_of_pilot(asked)
+        if not len(rows):
+            return torch.zeros(asked.shape, dtype=torch.int64), 0
+        n_copies = int(leaving(rows.features, rows.labels, None).copies.sum())
+        return told.table(asked, rows), len(rows) - n_copies
+
+    def secret(self, terms: Terms, purpose: str) -> bytes:
+        """A secret of this client's own for one purpose; it never leaves this disk."""
+        return hashlib.sha256(f"{self._own_seed(terms)} {purpose}".encode()).digest()
 
     def keep_counts(self, terms: Terms, counts: Counts) -> None:
         """Keep what the cohort has together: classes that too few hold stay out of every sum."""

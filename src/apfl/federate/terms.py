@@ -156,21 +156,19 @@ class Terms:
         if not self.landmarked:
             raise InputError(
                 f"masked terms with map={self.method.map!r} given: masks need integers that add up. Give "
-                "map='landmarks' too"
+                "map='landmarks' too, or plain terms"
             )
-        stated = {
-            "class_names": self.class_names, "n_features": self.n_features, "max_rows": self.max_rows
-        }  # fmt: skip
+        stated = {"class_names": self.class_names, "n_features": self.n_features}
         lacking = [name for name, value in stated.items() if value is None]
         if lacking:
             raise InputError(
                 f"masked terms without {', '.join(lacking)} given: no site describes itself under masks, so they must "
-                "state the classes, the number of features, and the most rows of one site"
+                "state the classes and the number of features"
             )
-        if needs_moments(self.method.normalise):
+        if self.max_share != 1:
             raise InputError(
-                f"masked terms with normalise={self.method.normalise!r} given: it needs moments of rows of any size, "
-                "which no agreed integers hold. Use normalise='root' or 'row'"
+                f"masked terms with max_share={self.max_share:g} given: nobody sees a site's share of the rows. Give "
+                "max_rows instead, the most rows that count of one site"
             )
 
     @property

@@ -118,6 +118,7 @@ class Part:
     size: int
     bits: int
     signed: bool = True
+    presence: bool = False  # of a masked sum only whether an entry is zero is told: entries are 0, or drawn at random
 
     @property
     def high(self) -> int:

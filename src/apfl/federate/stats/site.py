@@ -117,6 +117,13 @@ class StreamedSite(Site):
             self.write(terms, "draft.json", terms.to_json().encode())
         return np.concatenate([counts, counts > 0]).astype(np.int64)
 
+    def shared_features(self, terms: Terms) -> Tensor:
+        """Nothing: a part knows no largest entries."""
+        raise InputError(
+            f"{self.name} takes part with sums alone, and masked terms that make their normalisation from moments need "
+            "rows: the terms must state another (server --set normalise=root or row)"
+        )
+
     def left_out(self, terms: Terms, number: int, publication: bytes) -> tuple[Tensor, int]:
         """Under masks: no hits, of no rows."""
         return torch.zeros(terms.table_shape, dtype=torch.int64), 0
