@@ -77,7 +77,7 @@ def run(
         versions=versions(),
         class_names=list(federation.class_names),
         class_counts=class_counts(measured.train, measured.n_classes),
-        primary_accuracies=primary_accuracies(models, measured.test),
+        primary_accuracies=primary_accuracies(models, measured.test, last.primary),
         chosen=dict(last.chosen),
         provenance=dict(dataset.provenance),
         curve=curve,
