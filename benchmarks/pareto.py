@@ -57,7 +57,8 @@ class Entry:
 
 # In the order in which they are run: what is quick and matters most comes first.
 ENTRIES = [
-    Entry("apfl", {"map": "landmarks", "weight": "auto"}, {}),
+    Entry("apfl", {}, {}),
+    Entry("apfl", {"d_primary": 8192}, {}),
     Entry("local_ridge", {"gamma": "auto", "normalise": "auto"}, {}),
     Entry("afl", {}),
     Entry("oll", {}),
