@@ -240,8 +240,10 @@ def _summed_spread(
     """The sum of the clients' moments, and what each client's weigh."""
     device, n_in = clients[0].features.device, normalise.width(clients[0].features.shape[1])
 
+    rows_of = mapped(clients, normalise, lambda rows: rows)
+
     def own(k: int) -> Spread:
-        return spread(normalise(clients[k].features), full=full)
+        return spread(rows_of(k), full=full)
 
     if not rounded:
         return reduce(add, map(own, range(len(clients)))), [spread_bytes(n_in, full=full)] * len(clients)
