@@ -304,8 +304,8 @@ def _counts(part: Part, values: np.ndarray, limits: Sequence[int]) -> list[int]:
     """`_away` of one vector on a CPU: by pieces that stay in the cache, in 16 bits if their range allows."""
     counted, short = np.zeros(len(limits), np.int64), part.bits <= 14 + 2 * part.signed
     for start in range(0, len(values), _PIECE):
-        own = values[start : start + _PIECE].astype(np.int16 if short else np.int64)
-        sizes = np.abs(own) if part.signed else own + 1
+        own: NDArray[Any] = values[start : start + _PIECE].astype(np.int16 if short else np.int64)
+        sizes: NDArray[Any] = np.abs(own) if part.signed else own + 1
         counted += [np.count_nonzero(sizes >= limit) for limit in limits]
     return [int(away) for away in counted]
 

@@ -440,7 +440,7 @@ def own_weights(rows: Rows, shared: Shared, plans: Sequence[Plan], smoothing: fl
     own = zip(found, labels, worth, plans, strict=True)
     # A GPU is asked once for all clients.
     told = torch.stack([_gains(scores, label, each, plan) for scores, label, each, plan in own]).tolist()
-    return [_clear_weight(*gains, plan) for gains, plan in zip(told, plans, strict=True)]
+    return [_clear_weight(gains, variances, plan) for (gains, variances), plan in zip(told, plans, strict=True)]
 
 
 def _gains(scores: LeftOutScores, labels: Tensor, worth: Tensor, plan: Plan) -> Tensor:

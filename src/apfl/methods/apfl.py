@@ -250,9 +250,9 @@ class APFL(Method):
             index=traffic.rounds,
             bytes_up=traffic.total_up,
             bytes_down=traffic.total_down(len(clients)),
-            chosen=chosen | made_of.account | {"bytes": traffic.account},
+            chosen=chosen | made_of.account | {"bytes": traffic.account, "precision": made_of.precision},
             admit=admit,
-            primary=folded(made_of, primary.weights, None) if self.map == "landmarks" else None,
+            primary=next(folded(made_of, [primary.weights], [None])) if self.map == "landmarks" else None,
         )
 
     def _solved(self, made_of: Streams, together: Sequence[Repeated]) -> Primary:
