@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check browser trackers privacy flower deployment bench docs site package clean
+.PHONY: demo test check browser trackers privacy flower deployment bench bench-gpu docs site package clean
 
 demo: $(STAMP)
 	$(BIN)/apfl run --out runs/demo
@@ -34,6 +34,9 @@ deployment: .venv/.flower
 bench: $(STAMP)
 	$(BIN)/python benchmarks/foundation.py
 	$(BIN)/python benchmarks/choice.py --peers
+
+bench-gpu: $(STAMP)
+	$(BIN)/python benchmarks/gpu.py
 
 # Runs the tutorials too: all together take about half a minute of processor time.
 docs: $(STAMP)

@@ -166,11 +166,19 @@ def measured(clients: Sequence[Shard], n_classes: int, kind: str, d: int) -> dic
 
 def peers(clients: Sequence[Shard], n_classes: int, n_rounds: int) -> dict[str, Seconds]:
     """What people would use on the same rows, pooled or in rounds."""
+    from sklearn.ensemble import RandomForestClassifier
     from sklearn.linear_model import RidgeClassifier, RidgeClassifierCV
 
     rows, labels = (np.concatenate([getattr(s, name).numpy() for s in clients]) for name in ("features", "labels"))
-    gradient = load_method("fedavg", n_rounds=n_rounds)
+    gradient, afl = load_method("fedavg", n_rounds=n_rounds), load_method("afl")
+
+    def forests() -> None:
+        for shard in clients:
+            RandomForestClassifier(n_jobs=-1, random_state=0).fit(shard.features.numpy(), shard.labels.numpy())
+
     return {
+        "AFL": timed(lambda: list(afl.rounds(clients, n_classes, 0)))[1],
+        "random forest per client": timed(forests)[1],
         "RidgeClassifier": timed(lambda: RidgeClassifier().fit(rows, labels))[1],
         "RidgeClassifierCV": timed(lambda: RidgeClassifierCV(np.logspace(-3, 3, 7)).fit(rows, labels))[1],
         f"FedAvg, {n_rounds} rounds": timed(lambda: list(gradient.rounds(clients, n_classes, 0)))[1],

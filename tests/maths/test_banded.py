@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from apfl.maths import banded as room
 from apfl.maths.banded import Dense, banded
+from apfl.maths.triangular import inverse
 from tests.maths.test_ridge import rows
 
 
@@ -33,6 +34,27 @@ def test_a_shifted_system_in_band_form_is_the_system(d, panel, tile, seed):
             found = form.shifted(shift)
             assert found is not None
             assert (found.trace, found.fitted, found.norm) == pytest.approx(dense(matrix, right, shift), rel=1e-9)
+
+
+@given(st.integers(1, 40), st.integers(0, 99))
+def test_many_shifts_at_once_are_one_after_another(d, seed):
+    phi, y = rows(30, d, 3, seed)
+    system = Dense(phi.T @ phi - 2 * torch.eye(d, dtype=torch.float64), phi.T @ y)
+    shifts = [1.0, 2.5, 4.0, 40.0]
+    for found, shift in zip(system.shifted_each(shifts, [each / 2 for each in shifts]), shifts, strict=True):
+        one = system.shifted(shift) if system.definite(shift / 2) else None
+        assert (found is None) == (one is None)
+        if found is not None and one is not None:
+            assert (found.trace, found.fitted, found.norm) == pytest.approx((one.trace, one.fitted, one.norm), rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 63, 128, 129, 300])
+def test_the_inverse_of_triangles_by_halves(n):
+    lower = torch.randn(2, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).tril()
+    lower.diagonal(dim1=-2, dim2=-1).abs_().add_(n**0.5)
+    found = inverse(lower)
+    torch.testing.assert_close(found, torch.linalg.inv(lower), rtol=1e-9, atol=1e-12)
+    assert torch.equal(found, found.tril())
 
 
 def test_the_band_has_the_eigenvalues_of_the_matrix():

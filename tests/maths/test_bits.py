@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from apfl.errors import InputError
 from apfl.maths import bits as room
-from apfl.maths.bits import Layout, Part, Squeezed, pack_bits, squeeze, unpack_bits
+from apfl.maths.bits import Layout, Part, Squeezed, pack_bits, squeeze, squeeze_each, unpack_bits
 from apfl.maths.integers import statistics_layout
 from apfl.maths.wire import ECHO_BYTES, rounded_bytes
 
@@ -123,3 +123,15 @@ def test_a_squeezed_vector_reads_in_one_way_only():
         Squeezed(small, (2,), (1,)).unpack(np.append(np.uint8(0), small.pack(np.array([1]))))
     with pytest.raises(InputError, match="a: integers from"):
         how.pack(np.array([0, 1, 5000, 1, 0, 0, 3]))
+
+
+def test_several_vectors_are_squeezed_as_each():
+    layout = Layout((Part("a", 50, 12), Part("b", 9, 9, signed=False), Part("c", 4, 36)))
+    rng = np.random.default_rng(0)
+    vectors = np.concatenate(
+        [rng.integers(-2047, 2048, (3, 50)) // np.array([[1], [100], [900]]), rng.integers(0, 512, (3, 9)),
+         rng.integers(-(2**35) + 1, 2**35, (3, 4))], 1,
+    )  # fmt: skip
+    found = squeeze_each(layout, torch.from_numpy(vectors))
+    assert found == [squeeze(layout, torch.from_numpy(vector)) for vector in vectors]
+    assert len({how.bits for how in found}) == 3

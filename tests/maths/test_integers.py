@@ -10,16 +10,18 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
-from apfl.maths.dither import uniform
+from apfl.maths.dither import dither, uniform
 from apfl.maths.integers import (
     FAILS,
     HIDDEN,
     ROOM,
+    Encoding,
     Rounding,
     bits_for,
     round_statistics,
     spectral_bound,
 )  # fmt: skip
+from apfl.maths.leaveout import ECHO
 from apfl.maths.ridge import statistics
 
 CPU = torch.device("cpu")
@@ -81,3 +83,40 @@ def test_the_chosen_bits_keep_rounding_below_the_smallest_eigenvalue(sizes, d):
     # The norm and the eigenvalue are those of large matrices; of these they differ by a fifth.
     assert error(bits) < 1.2 * HIDDEN * smallest
     assert error(bits - 2) > HIDDEN * smallest / 1.2
+
+
+@pytest.mark.parametrize(("width", "bits"), [(7, 12), (600, 12), (40, 18)])
+def test_several_clients_at_once_have_the_integers_of_each(width, bits):
+    """Rows are small integers, so that products are exact in single precision and no sum depends on its order."""
+    rng, c = np.random.default_rng(0), 3
+    sizes = [5, 9, 7]
+    phis = [torch.from_numpy(rng.integers(-2, 3, (n, width)).astype(np.float32)) for n in sizes]
+    targets = [torch.eye(c, dtype=torch.float64)[torch.from_numpy(rng.integers(c, size=n))] for n in sizes]
+    repeats = [(k, torch.full((ECHO,), k)) for k in range(3)]
+    encoding = Encoding(Rounding.for_rows(bits, 9), torch.ones(width), c)
+    draws = [dither(k, "statistics", CPU) for k in range(3)]
+    together, outside = encoding.encode_each(phis, targets, draws, repeats)
+    assert outside == [0, 0, 0]
+    for k, vector in enumerate(together):
+        own, _ = encoding.encode_rows(phis[k], targets[k], dither(k, "statistics", CPU), repeats[k])
+        assert torch.equal(vector.long(), own)
+    # As a GPU finds the entries below the diagonal: all of them by their places.
+    where, index = encoding._index(CPU)
+    matrix = torch.randn(width, width)
+    by_pieces = torch.cat([values.flatten() for _, values in encoding._below(matrix)])
+    assert torch.equal(matrix.flatten()[index], by_pieces)
+    assert where == slice(0, len(by_pieces))
+
+
+def test_a_client_outside_the_range_is_encoded_as_if_it_were_alone():
+    phis = [torch.full((4, 6), 0.4), torch.full((4, 6), 30.0)]
+    targets = [torch.ones(4, 1, dtype=torch.float64)] * 2
+    encoding = Encoding(Rounding.for_rows(12, 4), torch.ones(6), 1)
+    draws = [dither(k, "statistics", CPU) for k in range(2)]
+    together, outside = encoding.encode_each(phis, targets, draws, [(0, None)] * 2)
+    alone = [
+        encoding.encode_rows(phi, y, dither(k, "statistics", CPU), (0, None))
+        for k, (phi, y) in enumerate(zip(phis, targets, strict=True))
+    ]
+    assert outside == [saturated for _, saturated in alone] == [0, 24]
+    assert all(torch.equal(one, vector) for one, (vector, _) in zip(together, alone, strict=True))

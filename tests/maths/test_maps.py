@@ -273,11 +273,18 @@ def test_the_smallest_word_is_no_infinity(monkeypatch):
     """A uniform number of 0, or below, has no normal quantile."""
 
     class Zeros:
-        def random_raw(self, n: int) -> np.ndarray:
-            return np.zeros(n, dtype=np.uint64)
+        def random(self, n: int) -> np.ndarray:
+            return np.zeros(n)
 
-    monkeypatch.setattr(np.random, "Philox", lambda key, counter: Zeros())
+    monkeypatch.setattr(np.random, "Generator", lambda bits: Zeros())
     assert maps._uniform(0, 0, 2).tolist() == [2**-54, 2**-54]
+
+
+@pytest.mark.parametrize(("seed", "start"), [(0, 0), (7, 5), (2**40, 123_457)])
+def test_numbers_are_the_upper_bits_of_raw_words(seed, start):
+    counter, skipped = divmod(start, 4)
+    words = np.random.Philox(key=seed, counter=counter).random_raw(skipped + 999)[skipped:]
+    assert np.array_equal(maps._uniform(seed, start, 999), ((words >> np.uint64(11)).astype(float) + 0.5) / 2**53)
 
 
 @pytest.mark.parametrize("block", [1, 3, 8, 62, 63, 64])

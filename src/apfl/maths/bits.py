@@ -260,14 +260,11 @@ def squeeze_each(layout: Layout, vectors: Tensor) -> list[Squeezed]:
     """`squeeze` of several vectors (b, size): a GPU is asked once for all."""
     counts = [_away(part, vectors[:, layout.places[part.name]]) for part in layout.parts]
     cuts, found = [part.bits - 1 for part in layout.parts], torch.cat(counts, 1).cpu()
+    by_part = [_fewest(part, own.numpy()) for part, own in zip(layout.parts, torch.split(found, cuts, 1), strict=True)]
     return [
-        _squeezed(layout, own) for own in zip(*(part.tolist() for part in torch.split(found, cuts, 1)), strict=True)
+        Squeezed(layout, tuple(bits for bits, _ in own), tuple(escaped for _, escaped in own))
+        for own in zip(*by_part, strict=True)
     ]
-
-
-def _squeezed(layout: Layout, away: Sequence[Sequence[int]]) -> Squeezed:
-    found = [_fewest(part, own) for part, own in zip(layout.parts, away, strict=True)]
-    return Squeezed(layout, tuple(bits for bits, _ in found), tuple(escaped for _, escaped in found))
 
 
 def _narrow(part: Part, bits: int) -> tuple[int, int]:
@@ -281,10 +278,15 @@ def _squeezed_bytes(part: Part, bits: int, escaped: int) -> int:
     return packed_bytes(part.size, bits) + packed_bytes(escaped, part.bits)
 
 
-def _fewest(part: Part, away: Sequence[int]) -> tuple[int, int]:
-    """The bits of a code, and how many entries do not fit them (``away``); of equally short ones the most bits."""
-    found = [(part.bits, 0), *zip(range(part.bits - 1, 0, -1), away, strict=True)]
-    return min(found, key=lambda each: _squeezed_bytes(part, *each))
+def _fewest(part: Part, away: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Of each vector the bits of a code, and how many entries do not fit them; of equally short ones the most bits.
+
+    ``away`` (b, bits - 1) is that of `_away`.
+    """
+    bits, escaped = np.arange(part.bits, 0, -1), np.pad(away, ((0, 0), (1, 0)))  # with all bits every entry fits
+    sizes = (part.size * bits + 7) // 8 + (escaped * part.bits + 7) // 8  # `_squeezed_bytes` of all
+    best = sizes.argmin(1)
+    return [(int(bits[at]), int(own[at])) for at, own in zip(best, escaped, strict=True)]
 
 
 def _away(part: Part, values: Tensor) -> Tensor:
@@ -302,8 +304,8 @@ def _counts(part: Part, values: np.ndarray, limits: Sequence[int]) -> list[int]:
     """`_away` of one vector on a CPU: by pieces that stay in the cache, in 16 bits if their range allows."""
     counted, short = np.zeros(len(limits), np.int64), part.bits <= 14 + 2 * part.signed
     for start in range(0, len(values), _PIECE):
-        own = values[start : start + _PIECE].astype(np.int16 if short else np.int64)
-        sizes = np.abs(own) if part.signed else own + 1
+        own: NDArray[Any] = values[start : start + _PIECE].astype(np.int16 if short else np.int64)
+        sizes: NDArray[Any] = np.abs(own) if part.signed else own + 1
         counted += [np.count_nonzero(sizes >= limit) for limit in limits]
     return [int(away) for away in counted]
 

@@ -98,7 +98,7 @@ class HatFactors:
         c, own = residual.shape[-1], whitened.square().sum(-1)
         right = torch.cat([residual, whitened], -1)
         made: list[tuple[Tensor, Tensor, Tensor]] = []
-        for some in torch.tensor(betas, dtype=torch.float64).split(max(1, _ENTRIES // self.system.numel())):
+        for some in torch.split(torch.tensor(betas, dtype=torch.float64), max(1, _ENTRIES // self.system.numel())):
             each = some.to(self.system.device).view(-1, *[1] * (self.system.ndim - 2))
             lower, beta = self._inverse_factor(each), each[..., None]  # M = lower' lower, for all of these at once
             solved = lower.mT @ (lower @ right)

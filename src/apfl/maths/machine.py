@@ -34,8 +34,8 @@ def n_workers(n_clients: int, device: torch.device) -> int:
 ALIKE = 1.25  # clients whose sizes differ by no more than this factor are worked on at once
 
 
-def alike(sizes: Sequence[int], most_rows: int, most_clients: int) -> list[list[int]]:
-    """Clients to be worked on at once: of sizes within a factor of `ALIKE`, filled up to so many rows, so many clients.
+def alike(sizes: Sequence[int], most_rows: int, most_clients: int, factor: float = ALIKE) -> list[list[int]]:
+    """Clients to be worked on at once: of sizes within a factor, filled up to so many rows, and so many clients.
 
     The largest come first, so that no core ends up waiting for one of them.
 
@@ -46,7 +46,7 @@ def alike(sizes: Sequence[int], most_rows: int, most_clients: int) -> list[list[
     for k in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
         largest = sizes[found[-1][0]] if found else 0
         fits = found and len(found[-1]) < most_clients and (len(found[-1]) + 1) * largest <= most_rows
-        if fits and sizes[k] * ALIKE >= largest:
+        if fits and sizes[k] * factor >= largest:
             found[-1].append(k)
         else:
             found.append([k])

@@ -21,7 +21,7 @@ from torch import Tensor
 from apfl.maths.gcv import choose_gamma, feature_energy
 from apfl.maths.hits import Grid, Scope, best_of, choose, grid, prefer
 from apfl.maths.leaveout import leverage_sketch
-from apfl.maths.machine import alike, available
+from apfl.maths.machine import ALIKE, alike, available
 from apfl.maths.refine import (
     LeftOutHits,
     LeftOutScores,
@@ -31,6 +31,7 @@ from apfl.maths.refine import (
     Shared,
     leave_out,
     leave_out_each,
+    left_out_scores,
     refine,
     refine_each,
     stacked,
@@ -317,7 +318,9 @@ def refine_all(
 
 def _buckets(sizes: Sequence[int], device: torch.device) -> list[list[int]]:
     """Clients to be worked on at once: as many as the device has use for."""
-    return alike(sizes, ROWS_ON_A_CORE if device.type == "cpu" else ROWS_ON_A_GPU, len(sizes))
+    if device.type == "cpu":
+        return alike(sizes, ROWS_ON_A_CORE, len(sizes))
+    return alike(sizes, ROWS_ON_A_GPU, len(sizes), 2 * ALIKE - 1)  # there few kernels matter more than rows of zeros
 
 
 def _units(rows_of: Callable[[int], Rows], bucket: Sequence[int]) -> Iterator[tuple[list[int], Rows]]:
@@ -431,23 +434,28 @@ def own_weights(rows: Rows, shared: Shared, plans: Sequence[Plan], smoothing: fl
     """
     weights = tuple(plans[0].settings)
     tried = Grid(sorted({beta for plan in plans for beta, _, _ in plan.settings.values()}), [1.0], [0.0])
-    found = leave_out_each(rows, shared, smoothing, tried, weights=weights, keep_scores=True)
+    found = left_out_scores(rows, shared, smoothing, tried, weights)
     labels = rows.each(rows.labels)
     worth = rows.each(torch.ones_like(rows.labels) if rows.importance is None else rows.importance)
     own = zip(found, labels, worth, plans, strict=True)
-    return [_clear_weight(left.scores, label, each, plan) for left, label, each, plan in own]
+    # A GPU is asked once for all clients.
+    told = torch.stack([_gains(scores, label, each, plan) for scores, label, each, plan in own]).tolist()
+    return [_clear_weight(gains, variances, plan) for (gains, variances), plan in zip(told, plans, strict=True)]
 
 
-def _clear_weight(scores: LeftOutScores | None, labels: Tensor, worth: Tensor, plan: Plan) -> float:
-    assert scores is not None
-    right = {w: (scores.at(s, w).argmax(1) == labels)[scores.judged] for w, s in plan.settings.items()}
-    usual, worth = right[plan.weight], worth[scores.judged].double()
+def _gains(scores: LeftOutScores, labels: Tensor, worth: Tensor, plan: Plan) -> Tensor:
+    """By how much each weight beats the plan's, and the variance of that: (2, weights)."""
+    worth = worth.double() * scores.judged
+    right = torch.stack([scores.at(setting, w).argmax(1) == labels for w, setting in plan.settings.items()])
+    usual = right[list(plan.settings).index(plan.weight)]
+    gains = (worth * right).sum(1) - (worth * usual).sum()
+    return torch.stack([gains, (worth.square() * (right != usual)).sum(1)])
 
-    def gain(weight: float) -> float:
-        return float((worth * right[weight]).sum() - (worth * usual).sum())
 
-    clear = [w for w in right if gain(w) > 1 + CLEARLY * math.sqrt(float((worth.square() * (right[w] != usual)).sum()))]
-    return max(clear, key=gain, default=plan.weight)
+def _clear_weight(gains: Sequence[float], variances: Sequence[float], plan: Plan) -> float:
+    found = dict(zip(plan.settings, zip(gains, variances, strict=True), strict=True))
+    clear = [w for w, (gain, variance) in found.items() if gain > 1 + CLEARLY * math.sqrt(variance)]
+    return max(clear, key=lambda w: found[w][0], default=plan.weight)
 
 
 def _account(

@@ -42,6 +42,7 @@ __all__ = [
     "leave_out",
     "leave_out_each",
     "left_out_of",
+    "left_out_scores",
     "refine",
     "refine_each",
     "stacked",
@@ -357,6 +358,16 @@ def leave_out_each(
         own_scores = None if scores is None else scores[k]
         made.append(LeftOutHits(own_tables, n, n_copies, n - n_copies - int(judged), noise, own_scores))
     return made
+
+
+def left_out_scores(
+    rows: Rows, shared: Shared, smoothing: float, tried: Grid, weights: Sequence[float]
+) -> list[LeftOutScores]:
+    """The left-out scores of each client, without tables of hits."""
+    left = left_out_of(rows, shared)
+    assert isinstance(left, LeftOut)
+    unaided = _with_weight(left, rows, shared, 0.0).none
+    return _scores(rows, left, unaided, shared.counts(rows), smoothing, tried, weights)
 
 
 def _scores(

@@ -45,7 +45,8 @@ def inverse(lower: Tensor) -> Tensor:
 def _diagonal_blocks(matrix: Tensor, blocks: int) -> Tensor:
     """(..., blocks, n, n), a view."""
     n = matrix.shape[-1] // blocks
-    return matrix.unflatten(-1, (blocks, n)).unflatten(-3, (blocks, n)).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    parts = matrix.view(*matrix.shape[:-2], blocks, n, blocks, n)
+    return parts.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
 def _by_substitution(lower: Tensor) -> Tensor:

@@ -56,11 +56,13 @@ class Turning:
     def sums_back(self, matrix: Tensor) -> Tensor:
         """R S R' of a symmetric matrix S (d, d), symmetric to the last digit."""
         r, (upper, below) = self.r, (self.leading[: self.r], self.leading[self.r :])
-        left = matrix[r:, :r] + below @ matrix[:r, :r] / 2
+        half = below @ matrix[:r, :r] / 2
+        left = matrix[r:, :r] + half
         made = torch.empty_like(matrix)
         made[:r, :r] = upper @ matrix[:r, :r] @ upper.T
-        made[r:, :r] = (left + below @ matrix[:r, :r] / 2) @ upper.T
-        made[r:, r:] = matrix[r:, r:] + left @ below.T + below @ left.T
+        made[r:, :r] = (left + half) @ upper.T
+        product = left @ below.T
+        made[r:, r:] = matrix[r:, r:] + product + product.T
         made[:r, r:] = made[r:, :r].T
         return made.add_(made.T.clone()).div_(2)
 

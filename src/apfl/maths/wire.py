@@ -64,7 +64,8 @@ def pack(symmetric: Tensor) -> Tensor:
     """
     d = symmetric.shape[-1]
     if symmetric.device.type != "cpu":  # a copy for each row would be a kernel for each row
-        return symmetric.flatten(-2)[..., _triangle(d, symmetric.device)]
+        lower: Tensor = symmetric.flatten(-2)[..., _triangle(d, symmetric.device)]
+        return lower
     packed = symmetric.new_empty(*symmetric.shape[:-2], d * (d + 1) // 2)
     for i in range(d):
         packed[..., i * (i + 1) // 2 : (i + 1) * (i + 2) // 2] = symmetric[..., i, : i + 1]
@@ -79,7 +80,8 @@ def unpack(packed: Tensor) -> Tensor:
     if packed.device.type != "cpu":
         lower = packed.new_zeros(d * d)
         lower[_triangle(d, packed.device)] = packed
-        return lower.view(d, d) + lower.view(d, d).tril(-1).T
+        whole: Tensor = lower.view(d, d) + lower.view(d, d).tril(-1).T
+        return whole
     symmetric = packed.new_empty(d, d)
     for i in range(d):
         row = packed[i * (i + 1) // 2 : (i + 1) * (i + 2) // 2]
@@ -91,7 +93,8 @@ def unpack(packed: Tensor) -> Tensor:
 def _triangle(d: int, device: torch.device) -> Tensor:
     """Where the lower triangle stands in a matrix row by row."""
     row, column = torch.tril_indices(d, d, device=device)
-    return row * d + column
+    places: Tensor = row * d + column
+    return places
 
 
 def _pack_trapezoid(upper: Tensor) -> Tensor:

@@ -74,6 +74,12 @@ class Streams:
     bits: int = 0  # of an entry of the statistics; 0: float64
     gamma: float | None = None  # under noise, what that asks for; then nothing but these statistics is known of rows
 
+    @property
+    def precision(self) -> dict[str, str]:
+        """Of rows, of the products behind the sums, and of compared hits; all else is in double precision."""
+        rows = str(self.phis[0].dtype).removeprefix("torch.")
+        return {"rows": rows, "products": rows if self.bits else "float64", "hits": "float32"}
+
     def psi_of(self, clients: Sequence[Shard]) -> Callable[[int], Tensor]:
         """Psi of each client behind Phi_k, by its place."""
         if self.refinement_map is self.primary_map:
@@ -240,8 +246,10 @@ def _summed_spread(
     """The sum of the clients' moments, and what each client's weigh."""
     device, n_in = clients[0].features.device, normalise.width(clients[0].features.shape[1])
 
+    rows_of = mapped(clients, normalise, lambda rows: rows)
+
     def own(k: int) -> Spread:
-        return spread(normalise(clients[k].features), full=full)
+        return spread(rows_of(k), full=full)
 
     if not rounded:
         return reduce(add, map(own, range(len(clients)))), [spread_bytes(n_in, full=full)] * len(clients)
@@ -286,9 +294,9 @@ def _rounded(
     targets = one_hot(torch.cat([shard.labels for shard in clients]), encoding.n_classes)
     own_targets = torch.split(targets, [*map(len, clients)])
     for bucket in _together(clients, encoding.layout.size):
-        own = [[each[k] for k in bucket] for each in (phis, own_targets, repeats)]
+        phi, target = ([each[k] for k in bucket] for each in (phis, own_targets))
         draws = [dither(own_seed(seed, k), purpose, device) for k in bucket]
-        vectors, saturated = encoding.encode_each(own[0], own[1], draws, own[2])
+        vectors, saturated = encoding.encode_each(phi, target, draws, [repeats[k] for k in bucket])
         for vector in vectors:
             summed += vector
         _put(sizes, bucket, [each.n_bytes for each in squeeze_each(encoding.layout, vectors)])

@@ -250,7 +250,7 @@ class APFL(Method):
             index=traffic.rounds,
             bytes_up=traffic.total_up,
             bytes_down=traffic.total_down(len(clients)),
-            chosen=chosen | made_of.account | {"bytes": traffic.account},
+            chosen=chosen | made_of.account | {"bytes": traffic.account, "precision": made_of.precision},
             admit=admit,
             primary=next(folded(made_of, [primary.weights], [None])) if self.map == "landmarks" else None,
         )
