@@ -15,7 +15,9 @@ usual = np.array(["north", "south", "west"])[np.digitize(y, [3, 7])]
 hospital = np.where(rng.random(len(y)) < 0.9, usual, rng.choice(["north", "south", "west"], len(y)))
 train = rng.random(len(y)) < 0.5
 
-clf = APFLClassifier(d_primary=256, d_refinement=256, unknown="shared")  # no warning about rows without a hospital
+# The landmarks of a federation follow its first rows; free ones follow nobody's, so that nothing of a hospital stays.
+settings = {"d_primary": 256, "landmarks": "free", "normalise": "row"}
+clf = APFLClassifier(**settings, unknown="shared")  # no warning about rows without a hospital
 clf.fit(X[train], y[train], clients=hospital[train])
 
 for name in clf.clients_:
@@ -27,5 +29,5 @@ for name in clf.clients_:
 # South leaves: what remains is the model that would exist had it never joined.
 clf.remove_client("south")
 never = train & (hospital != "south")
-without = APFLClassifier(d_primary=256, d_refinement=256).fit(X[never], y[never], clients=hospital[never])
+without = APFLClassifier(**settings).fit(X[never], y[never], clients=hospital[never])
 print(f"south left; difference to never having joined: {np.abs(clf.primary_ - without.primary_).max():.0e}")

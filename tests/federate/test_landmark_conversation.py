@@ -143,7 +143,8 @@ def test_a_pilot_that_was_broken_off_goes_on_where_it_was(tmp_path, monkeypatch)
 
 
 def test_free_landmarks_need_no_moments(tmp_path):
-    events = run(tmp_path, (1, 2), replace(LANDMARKS, landmarks="free", gamma=1.0, beta=1.0, balance=0.5, tau=0.0))
+    agreed = {"gamma": 1.0, "beta": 1.0, "balance": 0.5, "tau": 0.0, "weight": 1.0}
+    events = run(tmp_path, (1, 2), replace(LANDMARKS, landmarks="free", **agreed))
     assert asked(events, "site-2") == ["describe", "statistics", "refine"]
 
 

@@ -20,6 +20,7 @@ from apfl.maths.integers import statistics_layout
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, kernel
 from apfl.maths.machine import needed
 from apfl.maths.normalise import needs_moments
+from apfl.maths.pilot import BITS, CANDIDATES, PilotBytes, n_points, pilot_bytes
 from apfl.maths.ridge import squared
 from apfl.maths.spread_encoding import SpreadEncoding
 from apfl.maths.turning import LEADING
@@ -136,7 +137,8 @@ def cost(size: Size, method: APFL | None = None) -> Cost:
 def traffic(size: Size, method: APFL, d: int) -> Traffic:
     """The bytes of one site, by what they are. Integers weigh so much at most.
 
-    ``normalise="auto"`` is taken to choose rows or roots, which need no scaling, without a pilot.
+    ``normalise="auto"`` is taken to choose rows or roots, which need no scaling; with landmarks after a pilot that
+    tries every candidate.
     """
     moments = needs_moments(method.normalise)
     n_in = size.features + (method.normalise in ("columns", "centred"))
@@ -159,9 +161,22 @@ def traffic(size: Size, method: APFL, d: int) -> Traffic:
     sketch = method.sketch if method.choice.open else None
     dtype = torch.int16 if bits else torch.float64
     down["publication"] = publication_bytes(width, size.classes, sketch=sketch, dtype=dtype)
+    if method.map == "landmarks" and method.normalise == "auto":
+        fixed, own = _pilot(size, method, dtype)
+        up["pilot"], down["pilot"] = fixed.up + own, fixed.down
     if method.normalise in ("standardise", "columns", "centred"):
         down["scaling"] = 16 * size.features
     return Traffic({name: [n] for name, n in up.items()}, down)
+
+
+def _pilot(size: Size, method: APFL, dtype: torch.dtype) -> tuple[PilotBytes, int]:
+    """What a pilot of all candidates adds, and the statistics of one site in it at most."""
+    width = n_points(size.rows)
+    shape = method.choice.grid(1.0).shape
+    fixed = pilot_bytes(
+        [width] * len(CANDIDATES), size.features, size.classes, size.rows, shape, method.sketch, dtype
+    )  # fmt: skip
+    return fixed, len(CANDIDATES) * statistics_layout(width, size.classes, BITS).n_bytes
 
 
 # --------------------------------------------------------------------------------------------------- operations

@@ -28,6 +28,7 @@ __all__ = ["Check", "primary_bound", "verify"]
 
 Map = FeatureMap | LandmarkMap
 NORMALISE = Normaliser("row")
+BITS = 16  # of an entry of the statistics, unless they are given
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,15 @@ def verify(
     gamma: float = 1.0,
     beta: float = 1.0,
     seed: int = 0,
-    map: str = "random",
-    bits: int = 0,
+    map: str = "landmarks",
+    bits: int | None = None,
 ) -> Iterator[Check]:
-    """Check Theorems 1 to 3, the recursion and leaving, in float64, with two random maps or one of landmarks.
+    """Check Theorems 1 to 3, the recursion and leaving, in float64, with one map of landmarks or two random ones.
 
-    With ``bits`` it goes on to statistics as integers: how far these take the primary, and whether choices move.
+    With ``bits`` it goes on to statistics as integers: how far these take the primary, and whether choices move. None
+    are 16 with landmarks.
     """
+    bits = (BITS if map == "landmarks" else 0) if bits is None else bits
     if bits and map != "landmarks":
         raise InputError(f"bits={bits} with map='{map}': only rows of the landmark map have a bounded length")
     clients = [Shard(shard.features.to("cpu", torch.float64), shard.labels.cpu()) for shard in clients]

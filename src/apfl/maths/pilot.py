@@ -48,6 +48,7 @@ __all__ = [
     "Candidate",
     "Described",
     "Judged",
+    "PilotBytes",
     "candidate",
     "describe",
     "drawn_landmarks",
