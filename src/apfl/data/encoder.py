@@ -88,4 +88,4 @@ class Encoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-
             return columns, [0] * len(X)
         if self.client_column not in columns:
             raise InputError(f"no column '{self.client_column}' that names the client (have: {', '.join(columns)})")
-        return columns, columns.pop(self.client_column)  # type: ignore[return-value]
+        return columns, columns.pop(self.client_column)

@@ -198,7 +198,7 @@ def days_of(value: Any) -> float:
         value = value.astype("datetime64[us]").item()
     if not isinstance(value, datetime.datetime):
         value = datetime.datetime(value.year, value.month, value.day)
-    return (value.replace(tzinfo=None) - EPOCH).total_seconds() / DAY
+    return float((value.replace(tzinfo=None) - EPOCH).total_seconds() / DAY)
 
 
 # ------------------------------------------------------------------------------------------------------- the encoding
