@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from apfl.errors import names_in
 
 if TYPE_CHECKING:
+    from apfl.data.encoder import Encoder
     from apfl.data.federation import Dataset, Federation, Shard
     from apfl.data.given import federation
     from apfl.data.load import load_data
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 # Where each name lives. They are imported when first used: torch and scikit-learn take seconds to start, and a
 # federation between machines starts many processes, most of which only pass bytes on.
 HOMES = {
+    "data.encoder": "Encoder",
     "data.federation": "Dataset Federation Shard",
     "data.given": "federation",
     "data.load": "load_data",
@@ -58,6 +60,7 @@ __all__ = [
     "APFLRegressor",
     "Dataset",
     "DualStream",
+    "Encoder",
     "FeatureMap",
     "Federation",
     "InputError",

@@ -148,7 +148,7 @@ def test_hints_name_features_words_identifiers_and_scales(tmp_path: Path) -> Non
     dataset = load_dataset(table(tmp_path, text))
     features, words, identifiers, scales = hints(dataset, Protocol())
     assert features == "features: age, income"
-    assert "no numbers: region (to use them, encode each word as 0 and 1)" in words
+    assert "no numbers: region (--encode auto makes features of them)" in words
     assert "identifiers by their names: customer_id" in identifiers
     assert "scales differ: income varies by 2.58e+04, age by 2.58" in scales
     assert len(hints(dataset, Protocol("given", None, client_column="region"))) == 3

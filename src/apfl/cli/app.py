@@ -35,6 +35,12 @@ class Stats(LazyGroup):
         return super().parse_args(ctx, args if named or not args else ["sum", *args])
 
 
+class Encodings(LazyGroup):
+    """``apfl encoding``, in the order of use."""
+
+    homes: ClassVar[Homes] = {"describe": "apfl.cli.encoding", "settle": "apfl.cli.encoding"}
+
+
 class Commands(LazyGroup):
     """``apfl``: experiments, their results, models, federations, this machine."""
 
@@ -46,6 +52,10 @@ class Commands(LazyGroup):
         "stats": typer.Typer(
             cls=Stats, no_args_is_help=True, rich_markup_mode="rich",
             help="Make the statistics of a site of any size, shard by shard.",
+        ),
+        "encoding": typer.Typer(
+            cls=Encodings, no_args_is_help=True, rich_markup_mode="rich",
+            help="Agree on numbers for words, dates and gaps of tables, from sums alone.",
         ),
         "federate": typer.Typer(
             cls=Federate, no_args_is_help=True, rich_markup_mode="rich",

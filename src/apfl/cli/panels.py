@@ -9,7 +9,7 @@ __all__ = ["PANELS", "PanelCommand"]
 
 # The fields of `Source`, which needs torch and is therefore not imported; a test compares.
 DATA = "data backbone pooling revision backbone_revision splits image_column text_column label_column "
-DATA += "feature_column features drop on_corrupt"
+DATA += "feature_column features drop encode categories on_corrupt"
 DEALT = "clients alpha partition client_column test_column group_column test_fraction minimum classes_per_client"
 
 # By command and panel, the names of parameters; others are under "Options".
@@ -30,7 +30,10 @@ PANELS: dict[str, dict[str, str]] = {
         "Storage": "keep_contributions help",
     },
     "federate join": {"Connection": "server name ca key insecure patience"}
-    | {"Data": "data statistics label_column feature_column features drop test_column test_fraction group_column"}
+    | {
+        "Data": "data statistics label_column feature_column features drop encode "
+        "test_column test_fraction group_column",
+    }
     | {"What leaves": "terms roster identity show yes min_per_class contribute rejoin report", "Output": "folder help"},
 }
 

@@ -23,6 +23,7 @@ from apfl.data.load import Source, load_unlabelled_data
 from apfl.data.sources.vectors import accepts as is_table
 from apfl.errors import InputError, optional, printable
 from apfl.files import replacing
+from apfl.maths.encoding import Encoding
 from apfl.models.file import Model, about, model_of, read
 from apfl.models.undecided import in_words, undecided
 
@@ -89,11 +90,13 @@ def whose(facts: Mapping[str, Any]) -> str:
 def _rows(source: Source, facts: Mapping[str, Any], device: str) -> Dataset:
     """The rows, with the features that the model was fitted to."""
     asked = source.features or source.feature_column or source.drop
-    named = facts.get("feature_names") if is_table(source.data) and not asked else None
+    stated = facts.get("encoding") if is_table(source.data) and not asked and source.encode is None else None
+    named = facts.get("feature_names") if is_table(source.data) and not asked and stated is None else None
     try:
         dataset = load_unlabelled_data(
             source, device=device, extract=extract_aloud, stated=named_backbone(facts),
             features=[str(name) for name in named] if named else None,
+            encoding=None if stated is None else Encoding.from_dict(stated),
         )  # fmt: skip
     except InputError as error:
         raise InputError(f"{error}{other_backbone(facts, source)}") from error

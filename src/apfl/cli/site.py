@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["join", "simulate"]
 
 
-@data_options(only=TABLE)
+@data_options(only=(*TABLE, "encode"))
 def join(
     server: Annotated[str, typer.Option(help="Server to connect to, HOST:PORT.")],
     name: Annotated[str, typer.Option(help="Name of this site, the same as in its key's file name.")],
@@ -119,7 +119,7 @@ def join(
     _check_together(roster, identity, rejoin, contribute)
     folder = folder or Path("sites") / name
     split = {"test_column": test_column, "test_fraction": test_fraction, "group_column": group_column}
-    split |= {option: getattr(source, option) for option in TABLE}
+    split |= {option: getattr(source, option) for option in TABLE} | {"encode": _encoding(source)}
     given = {key: value for key, value in split.items() if value is not None}  # the site has the defaults
     _check_quotes(given)
     _check_rows(data, statistics, given)
@@ -281,6 +281,12 @@ def _check_files(*paths: Path | None) -> None:
             raise InputError(f"there is no file {path}")
 
 
+def _encoding(source: Source) -> str | None:
+    """The file of the encoding, wherever the process is that reads it."""
+    given = source.encode
+    return str(Path(given).absolute()) if given is not None and Path(given).is_file() else given
+
+
 def _check_quotes(given: dict[str, Any]) -> None:
     """Flower's configuration of a site holds no text with quotes in it."""
     for option, value in given.items():
@@ -288,7 +294,7 @@ def _check_quotes(given: dict[str, Any]) -> None:
             raise InputError(f"--{option.replace('_', '-')} {value} given; rename the column: no quotes are allowed")
 
 
-@data_options(only=("data", *TABLE))
+@data_options(only=("data", *TABLE, "encode", "categories"))
 def simulate(
     clients: Annotated[
         int | None,

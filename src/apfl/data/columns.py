@@ -14,8 +14,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from apfl.data.raw import digest
 from apfl.data.tables import listed
 from apfl.errors import InputError, optional, unknown
+from apfl.maths.encoding import Encoding
 
 __all__ = ["Chosen", "choose_features", "is_identifier", "is_number", "words_error"]
 
@@ -30,6 +32,7 @@ class Chosen:
     numbers: tuple[str, ...] = ()
     embedding: bool = False  # the columns are numbered alike: none of them is a client or a group
     asked: dict[str, Any] = field(default_factory=dict)  # what had to be asked for, as part of the data's identity
+    raw: bool = False  # the columns are encoded, whatever they hold
     unchosen: tuple[str, ...] = ()  # columns that the default leaves out and that nobody has dropped
 
 
@@ -79,11 +82,14 @@ def choose_features(
     feature_column: str | None = None,
     features: str | Sequence[str] | None = None,
     drop: str | Sequence[str] | None = None,
+    encode: str | Encoding | None = None,
 ) -> Chosen:
-    """The features that were asked for, or the default."""
+    """The features that were asked for, or the default; with ``encode`` columns of any kind."""
     if feature_column is not None and features is not None:
         raise InputError("--feature-column and --features given; name the features with one of them")
     columns = _columns(table, label)
+    if encode is not None:
+        return _to_encode(path, columns, feature_column, features, drop, encode)
     default = _default(columns)
     chosen = _named(path, columns, feature_column, features) or default
     dropped = [] if drop is None else _matching(path, columns, "--drop", drop)
@@ -94,6 +100,34 @@ def choose_features(
     used = {*chosen.numbers, *dropped}
     rest = tuple(name for name in columns.all if name not in used) if by_default else ()
     return replace(chosen, asked=_asked(chosen, default, feature_column), unchosen=rest)
+
+
+def _to_encode(
+    path: Path,
+    columns: _Columns,
+    feature_column: str | None,
+    features: str | Sequence[str] | None,
+    drop: str | Sequence[str] | None,
+    encode: str | Encoding,
+) -> Chosen:
+    """The columns that are named; or those of the encoding; or all but vectors and identifiers."""
+    if feature_column is not None:
+        raise InputError("--feature-column and --encode given; vectors are features as they are: give one of them")
+    dropped = [] if drop is None else _matching(path, columns, "--drop", drop)
+    if isinstance(encode, Encoding):
+        names = [name for name in encode.names if name not in columns.all]
+        if names or features is not None or dropped:
+            why = f"{path} has no column '{names[0]}'" if names else "--features or --drop given"
+            raise InputError(f"{why}, but the encoding says which columns it reads: {listed(encode.names)}")
+        return Chosen(None, tuple(encode.names), raw=True, asked={"encode": digest(encode)})
+    if features is not None:
+        chosen = _matching(path, columns, "--features", features)
+    else:
+        chosen = [name for name in columns.all if name not in columns.vectors and not is_identifier(name)]
+    chosen = [name for name in chosen if name not in dropped]
+    if not chosen:
+        raise _no_features(path, columns)
+    return Chosen(None, tuple(chosen), raw=True, asked={"encode": encode, "features": chosen})
 
 
 def _named(

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from apfl.data.missing import refuse_missing
+from apfl.data.raw import Raw
 from apfl.errors import InputError, unknown
+from apfl.maths.encoding import Encoding
 
 __all__ = ["Dataset", "Federation", "Shard", "counted", "values_of"]
 
@@ -47,6 +49,10 @@ class Dataset:
     sha256: str | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
     feature_names: tuple[str, ...] = ()  # (l), of a table; some may be in ``columns`` too, and name clients or groups
+    raw: Raw | None = (
+        None  # columns that are still to be encoded, once training rows are known: then features are zeros
+    )
+    encoding: Encoding | None = None  # that made the features of a table's columns
 
     def __repr__(self) -> str:
         others = f", columns {', '.join(self.columns)}" if self.columns else ""

@@ -8,7 +8,7 @@ from typing import Any
 from apfl.data.backbones import backbone_names
 from apfl.data.federation import Dataset
 from apfl.data.load import Source
-from apfl.data.protocol import Protocol, feature_names
+from apfl.data.protocol import Protocol, deal, encoded, feature_names
 from apfl.errors import InputError, printable
 
 __all__ = ["about_features", "check_backbone", "named_backbone", "other_backbone"]
@@ -16,8 +16,15 @@ __all__ = ["about_features", "check_backbone", "named_backbone", "other_backbone
 DECIDES = ("backbone", "preprocessing", "pooling")  # parts of an extraction's key that make features other features
 
 
-def about_features(dataset: Dataset, protocol: Protocol) -> dict[str, Any]:
-    """The names of a table's features, and the backbone that made features of images or texts, if these are known."""
+def about_features(dataset: Dataset, protocol: Protocol, seed: int = 0) -> dict[str, Any]:
+    """The names of a table's features, and the encoding or the backbone that made them, if these are known.
+
+    Columns that are still to be encoded are encoded as for the federation of this ``seed``.
+    """
+    if dataset.raw is not None:
+        dataset = encoded(dataset, protocol, deal(dataset, protocol, seed))
+    if dataset.encoding is not None:
+        return {"feature_names": list(dataset.feature_names), "encoding": dataset.encoding.to_dict()}
     names, key = feature_names(dataset, protocol), dataset.provenance.get("key", {})
     known: dict[str, Any] = {"feature_names": names} if names else {}
     return known | ({"backbone": {part: key[part] for part in DECIDES}} if all(part in key for part in DECIDES) else {})

@@ -20,6 +20,8 @@ def hints(dataset: Dataset, protocol: Protocol) -> list[str]:
     names = feature_names(dataset, protocol)
     if not names:
         return []
+    if dataset.raw is not None:
+        return [f"columns to encode from the sums of training rows: {listed(names, MOST_SHOWN)}"]
     return [f"features: {listed(names, MOST_SHOWN)}", *_left_out(dataset, protocol), *_scales(dataset, names)]
 
 
@@ -28,7 +30,7 @@ def _left_out(dataset: Dataset, protocol: Protocol) -> list[str]:
     rest = {name: column for name, column in dataset.columns.items() if name not in used}
     numbers = [name for name, column in rest.items() if column.dtype.kind in "iuf"]
     left_out = {
-        "being no numbers: {} (to use them, encode each word as 0 and 1)": [n for n in rest if n not in numbers],
+        "being no numbers: {} (--encode auto makes features of them)": [n for n in rest if n not in numbers],
         "being identifiers by their names: {} (--features takes any)": [n for n in numbers if is_identifier(n)],
         "though numbers: {} (--features takes any)": [n for n in numbers if not is_identifier(n)],
     }

@@ -22,6 +22,7 @@ from apfl.data.sources import SOURCES, loader
 from apfl.data.sources.features import load as load_features
 from apfl.data.sources.hub import holds_images, pooled
 from apfl.errors import InputError, unknown
+from apfl.maths.encoding import Encoding
 
 __all__ = [
     "IN_MEMORY",
@@ -69,16 +70,18 @@ def load_unlabelled_data(
     extract: Callable[..., Extraction] = extract_quietly,
     stated: Source | None = None,
     features: Sequence[str] | None = None,
+    encoding: Encoding | None = None,
 ) -> Dataset:
     """Rows to predict: those without labels have no class names.
 
     ``stated`` has the backbone of images and texts if the source names none. ``features`` are the columns of a table in
-    the order of the model.
+    the order of the model; or ``encoding`` makes them.
     """
     through = source
     if source.backbone is None and stated is not None:
         through = replace(source, backbone=stated.backbone, pooling=source.pooling or stated.pooling)
-    opened = through.open(labels_optional=True, **({} if features is None else {"features": features}))
+    named = {"features": features, "encode": encoding}
+    opened = through.open(labels_optional=True, **{name: given for name, given in named.items() if given is not None})
     if isinstance(opened, Samples):
         source = through
     return _as_features(source, opened, extract, device)
@@ -192,9 +195,9 @@ def open_source(source: str, **options: Any) -> Dataset | Samples:
     """Vectors as a dataset, images and texts as samples still to go through a backbone.
 
     Options are ``revision``, ``splits``, ``image_column``, ``text_column``, ``label_column``, ``feature_column``,
-    ``features`` and ``drop``; one that the source cannot use is an error. With ``labels_optional``, rows without labels
-    have no class names, if the source can be without labels. With ``for_backbone``, a table that has texts is one of
-    texts.
+    ``features``, ``drop``, ``encode`` and ``categories``; one that the source cannot use is an error. With
+    ``labels_optional``, rows without labels have no class names, if the source can be without labels. With
+    ``for_backbone``, a table that has texts is one of texts.
     """
     load = loader(source)
     parameters = inspect.signature(load).parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ __all__ = [
     "Protocol",
     "apart",
     "deal",
+    "encoded",
     "feature_names",
     "federate",
     "halving",
@@ -71,9 +72,21 @@ def protocol_of(
 
 def federate(dataset: Dataset, protocol: Protocol, seed: int) -> Federation:
     """Deal the rows of ``dataset`` out to clients and split each client's rows; all randomness from ``seed``."""
-    halves, shard = deal(dataset, protocol, seed), sharding(dataset, protocol)
+    halves = deal(dataset, protocol, seed)
+    shard = sharding(encoded(dataset, protocol, halves), protocol)
     train, test = ([shard(half[side]) for half in halves] for side in (0, 1))
     return Federation(train, test, dataset.class_names, _client_names(dataset, protocol, len(halves)))
+
+
+def encoded(dataset: Dataset, protocol: Protocol, halves: Sequence[Halves]) -> Dataset:
+    """The dataset with features, if its columns are still to be encoded: from the sums of these training rows alone."""
+    if dataset.raw is None:
+        return dataset
+    names = feature_names(dataset, protocol)
+    settled = dataset.raw.settled(names, [train for train, _ in halves])
+    features = torch.from_numpy(settled.transform(dataset.raw.columns)).float()
+    made = tuple(settled.feature_names)
+    return replace(dataset, features=features, feature_names=made, raw=None, encoding=settled)
 
 
 def deal(dataset: Dataset, protocol: Protocol, seed: int) -> list[Halves]:
@@ -107,6 +120,12 @@ def halving(dataset: Dataset, protocol: Protocol) -> Callable[[np.ndarray, np.ra
 
 def sharding(dataset: Dataset, protocol: Protocol) -> Callable[[np.ndarray], Shard]:
     """How rows become a shard, with the codes of their groups if the protocol has a group column."""
+    if dataset.raw is not None:
+        raise InputError(
+            f"--encode auto given for {dataset.name}: one site cannot settle an encoding for all. Every site describes "
+            "its columns (`apfl encoding describe`), `apfl encoding settle` adds them up, and each site gives "
+            "the file with --encode"
+        )
     groups, features = _codes(dataset, protocol.group_column), _features(dataset, protocol)
 
     def shard(rows: np.ndarray) -> Shard:

@@ -55,6 +55,12 @@ class Source:
         unset="all columns of numbers but label, client, group, test and id",
     )
     drop: str | None = _option("Columns of a table that are no features, separated by commas.")
+    encode: str | None = _option(
+        "Encode columns of words and dates and fill gaps of a table: 'auto', from the sums of the clients' training "
+        "rows; or the file of an encoding (`apfl encoding settle`).",
+        unset="numbers alone, without gaps",
+    )
+    categories: str | None = _option("With --encode auto, columns whose numbers are names, separated by commas.")
     on_corrupt: str = _option(
         "Action on unreadable images and empty texts: refuse or skip.", "refuse", allowed=ON_CORRUPT
     )
@@ -75,5 +81,6 @@ class Source:
         options: dict[str, Any] = {"revision": self.revision, "splits": splits, "image_column": self.image_column}
         options |= {"label_column": self.label_column, "feature_column": self.feature_column}
         options |= {"features": self.features, "drop": self.drop, "text_column": self.text_column}
+        options |= {"encode": self.encode, "categories": self.categories}
         options |= {"for_backbone": self.backbone not in (None, "identity") or None}
         return open_source(self.data, **options | reading)

@@ -179,7 +179,7 @@ def _run_one(study: Study, federation: Federation, name: str, method: Method, se
     record, models = run(*of_run, **how) if study.measured else (None, train(*of_run, **how))
     if study.save:
         show(what, "writing models")
-        about = {"method": name, "seed": seed, **about_features(study.dataset, study.protocol)}
+        about = {"method": name, "seed": seed, **about_features(study.dataset, study.protocol, seed)}
         place = model_folder(study.folder, name, seed)
         save_models(models, place, study.dataset.class_names, federation.names, about)
     if record is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from apfl.errors import InputError, not_finite, unknown
+from apfl.maths.encoding import Encoding
 from apfl.models.undecided import in_words, undecided
 
 __all__ = ["array_of", "features_of", "like", "predicted", "rows_of"]
@@ -48,8 +49,17 @@ def predicted(model: _Scores, rows: Any) -> Any:
 
 
 def features_of(model: _Scores, rows: Any) -> Tensor:
-    """The model's features of these rows: a tensor as it is; of a DataFrame, the columns that the model names."""
-    return rows if isinstance(rows, Tensor) else rows_of(_own_columns(rows, model.about.get("feature_names")))
+    """The model's features of these rows: a tensor as it is; of a DataFrame, the columns that the model names.
+
+    A model that states an encoding makes them of the columns that it reads.
+    """
+    if isinstance(rows, Tensor):
+        return rows
+    stated = model.about.get("encoding")
+    if stated is not None and hasattr(rows, "iloc") and any(isinstance(each, str) for each in rows.columns):
+        columns = {str(name): rows[name].tolist() for name in rows.columns}
+        return rows_of(Encoding.from_dict(stated).transform(columns))
+    return rows_of(_own_columns(rows, model.about.get("feature_names")))
 
 
 def like(rows: Any, answer: Tensor) -> Any:

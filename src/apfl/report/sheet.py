@@ -215,11 +215,19 @@ def _variants(method: str, records: Sequence[Record]) -> dict[str, Row]:
     variants = {_settings(record): _distinguishing(record) for record in records}
     names = dict.fromkeys(name for settings in variants.values() for name in settings)
     varying = [name for name in names if len({json.dumps(s.get(name)) for s in variants.values()}) > 1]
+    varying = _enough(varying, variants, {name for record in records for name in record.tuning.get("axes", {})})
     defaults = _defaults(method)
     return {
         key: Row(method, {name: settings[name] for name in varying if name in settings}, settings == defaults)
         for key, settings in variants.items()
     }
+
+
+def _enough(varying: list[str], variants: Mapping[str, Mapping[str, Any]], tuned: set[str]) -> list[str]:
+    """Without the settings that some variant has tuned, and without what was tuned, if the others tell them apart."""
+    given = [name for name in varying if name not in tuned and name != "tuned"]
+    told = {json.dumps([settings.get(name) for name in given]) for settings in variants.values()}
+    return given if len(told) == len(variants) else varying
 
 
 def _defaults(method: str) -> dict[str, Any] | None:

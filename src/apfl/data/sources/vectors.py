@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ import torch
 from apfl.data.columns import Chosen, choose_features, is_number, words_error
 from apfl.data.federation import Dataset, values_of
 from apfl.data.missing import refuse_missing, rows_in_words
+from apfl.data.raw import AUTO, Raw, encoding_of
 from apfl.data.samples import Samples
 from apfl.data.sources import Match, by_ending, existing
 from apfl.data.sources._texts import texts_of
 from apfl.data.sources.features import checked_features, file_sha256, labels_of, plain_column, whole_labels
 from apfl.data.tables import ENDINGS, listed, read_table
-from apfl.errors import InputError, optional
+from apfl.errors import InputError, optional, unknown
+from apfl.maths.encoding import Encoding
 
 DEFAULT_LABEL = "label"
 READS = "a file .csv, .tsv, .jsonl (or one of these with .gz) or .parquet"
@@ -43,12 +46,14 @@ def load(
     features: str | Sequence[str] | None = None,
     drop: str | Sequence[str] | None = None,
     text_column: str | None = None,
+    encode: str | Encoding | None = None,
+    categories: str | Sequence[str] | None = None,
     labels_optional: bool = False,
     for_backbone: bool = False,
 ) -> Dataset | Samples:
     """A CSV, Parquet or JSONL file. ``feature_column`` names the vectors, or the prefix of the numbered columns;
-    ``features`` and ``drop`` name columns of numbers, ``text_column`` that of texts. ``for_backbone``: if there are
-    texts, they are meant."""
+    ``features`` and ``drop`` name columns of numbers, ``text_column`` that of texts. ``encode`` takes columns of any
+    kind, of which those in ``categories`` hold names. ``for_backbone``: if there are texts, they are meant."""
     path = existing(source)
     table = read_table(path)
     label = label_column or DEFAULT_LABEL
@@ -66,7 +71,17 @@ def load(
         texts = texts_of(path, table, text_column, label, labels, class_names)
         if texts is not None:
             return texts
-    chosen = choose_features(path, table, label, feature_column, features, drop)
+    if categories is not None and encode != AUTO:
+        raise InputError("--categories given without --encode auto; an encoding from a file knows its columns")
+    agreed = None if encode is None else encoding_of(encode)
+    chosen = choose_features(path, table, label, feature_column, features, drop, encode if agreed is None else agreed)
+    raw = (
+        Raw({name: table.column(name).to_pylist() for name in chosen.numbers}, _named(categories))
+        if chosen.raw
+        else None
+    )
+    if raw is not None:
+        return _to_encode(path, table, label, chosen, raw, agreed, labels, class_names)
     return Dataset(
         name=path.name,
         features=checked_features(path, values_in(path, table, chosen)),
@@ -76,6 +91,37 @@ def load(
         sha256=_identity(path, label, chosen.asked),
         feature_names=chosen.numbers,
     )
+
+
+def _named(categories: str | Sequence[str] | None) -> tuple[str, ...]:
+    names = categories.split(",") if isinstance(categories, str) else categories or ()
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def _to_encode(
+    path: Path,
+    table: Any,
+    label: str,
+    chosen: Chosen,
+    raw: Raw,
+    agreed: Encoding | None,
+    labels: np.ndarray,
+    class_names: tuple[str, ...],
+) -> Dataset:
+    """A dataset whose columns are encoded as agreed, or later, from the sums of training rows."""
+    for name in raw.categories:
+        if name not in raw.columns:
+            raise unknown(f"column to take as categories in {path.name}", name, raw.columns)
+    asked = chosen.asked | {"categories": list(raw.categories)}
+    made = Dataset(
+        path.name, torch.zeros(len(labels), len(chosen.numbers)), torch.from_numpy(labels), class_names,
+        _other_columns(table, chosen, label), _identity(path, label, asked),
+        feature_names=chosen.numbers, raw=raw,
+    )  # fmt: skip
+    if agreed is None:
+        return made
+    features = checked_features(path, agreed.transform(raw.columns).astype(np.float32))
+    return replace(made, features=features, feature_names=tuple(agreed.feature_names), raw=None, encoding=agreed)
 
 
 def _identity(path: Path, label: str, asked: dict[str, Any]) -> str:
@@ -130,7 +176,7 @@ def _refuse_gaps(path: Path, names: Sequence[str], values: np.ndarray) -> None:
         raise InputError(
             f"{path}: {len(rows)} of {len(values)} rows have missing values (empty or NaN) in columns of numbers: "
             f"{listed(where)} ({rows_in_words(rows)}); remove these rows, or fill them in (a feature with its "
-            "column's median, say; never a client or a group), or leave features out with --drop"
+            "column's median, say; never a client or a group), or give --encode auto, or leave features out with --drop"
         )
 
 

@@ -33,7 +33,7 @@ __all__ = ["SIMULATION", "app"]
 SIMULATION = "APFL_SIMULATION"  # folder of a simulated federation, whose sites are numbered
 Payloads = dict[str, bytes]
 SPLIT = ("test_fraction", "test_column", "group_column")  # what `join` was given of these; a site has the defaults
-TABLE = ("label_column", "feature_column", "features", "drop")
+TABLE = ("label_column", "feature_column", "features", "drop", "encode")
 STATE = "member.state"  # of masked sums, with secrets in it: what a killed process goes on with
 Answer = tuple[dict[str, Setting], Payloads]
 
