@@ -60,9 +60,8 @@ class Attack:
         return unit - unit @ self.span @ self.span.T
 
     def step(self, z, outside, damping):
-        matrix, told = self.phi.matrix.double(), self.phi(z)
-        slopes = torch.where((z @ matrix).abs() < 3, (2 * (z @ matrix) + 3) / 6, (z @ matrix > 0).double())
-        jacobian = (slopes / told.norm(dim=1, keepdim=True))[:, :, None] * matrix.T
+        told = self.phi(z)
+        jacobian = self.jacobian(z) / told.norm(dim=1)[:, None, None]
         unit = torch.nn.functional.normalize(told)[:, :, None]
         jacobian -= unit @ (unit.transpose(1, 2) @ jacobian)
         jacobian -= self.span @ (self.span.T @ jacobian)
@@ -72,6 +71,12 @@ class Attack:
         # With the span of everything nothing is outside, and every z will do.
         return torch.linalg.lstsq(normal, jacobian.transpose(1, 2) @ outside[:, :, None]).solution[:, :, 0]
 
+    def jacobian(self, z):
+        """Of phi, (starts, d, l)."""
+        matrix = self.phi.matrix.double()
+        slopes = torch.where((z @ matrix).abs() < 3, (2 * (z @ matrix) + 3) / 6, (z @ matrix > 0).double())
+        return slopes[:, :, None] * matrix.T
+
     @staticmethod
     def distinct(rows):
         kept = []
@@ -79,6 +84,23 @@ class Attack:
             if all((row - other).abs().max() > CLOSE for other in kept):
                 kept.append(row)
         return torch.stack(kept) if kept else rows[:0]
+
+
+class LandmarkAttack(Attack):
+    """The same under a landmark map, which tells the direction of a row: rows are those of length one."""
+
+    def jacobian(self, z):
+        """Of L^-1 k(V, z / |z|); the kernel's slope by the cosine is (pi - angle) / pi."""
+        length, points = z.norm(dim=1)[:, None], self.phi.landmarks
+        unit = z / length
+        slopes = 1 - torch.arccos((unit @ points.T).clamp(-1, 1)) / torch.pi
+        inner = slopes[:, :, None] * points
+        inner -= (inner @ unit[:, :, None]) * unit[:, None]
+        return torch.linalg.solve_triangular(self.phi._factor, inner / length[:, None], upper=False)
+
+    def batch(self):
+        """Rows of length one."""
+        return self.distinct(torch.nn.functional.normalize(super().batch()))
 
 
 def recovered(found, rows):
