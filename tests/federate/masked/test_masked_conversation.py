@@ -165,6 +165,24 @@ def test_a_run_of_all_sums_with_broken_connections(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_pilot_over_flower_with_a_site_that_dies_in_it(tmp_path):
+    """The terms state no rows and no normalisation: both come from sums."""
+    prepare(tmp_path, SIZES)
+    grid = Grid(tmp_path, SIZES, lambda *now: "dies" if now == ("hits", "mask", 2) else "")
+    method = replace(FIXED, d_primary=24, normalise="auto")
+    events = run(tmp_path, grid, masked_terms(method, max_rows=None))
+    sums = {event["sum"]: event["members"] for event in seen(events, "summed")}
+    assert list(sums) == ["count", "moments", "pilot", "hits", "statistics"]
+    assert [len(members) for members in sums.values()] == [4, 4, 4, 3, 3]
+    with Coordinator(tmp_path / "server") as server:
+        assert server.terms.method.normalise == "columns"
+        assert server.terms.most_rows == 63
+        expected = sum(own_integers(tmp_path, node, server.terms) for node in (1, 3, 4))
+        np.testing.assert_array_equal(server.pool.running().vector, expected)
+    assert not seen(run(tmp_path, Grid(tmp_path, (1, 3, 4))), "asked")
+
+
+@pytest.mark.slow
 def test_a_site_that_dies_in_the_middle_costs_its_contribution(tmp_path):
     prepare(tmp_path, SIZES)
     end = ("statistics", "mask", 2)
