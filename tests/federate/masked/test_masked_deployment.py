@@ -29,7 +29,7 @@ SITES = ("a", "b", "c", "d", "e")
 # all of them.
 SETTINGS = {
     "map": "landmarks", "landmarks": "free", "bits": 16, "d_primary": 96, "normalise": "root", "gamma": 1.0,
-    "beta": 1.0, "balance": 0.5, "tau": 0.0,
+    "beta": 1.0, "balance": 0.5, "tau": 0.0, "weight": 1.0,
 }  # fmt: skip
 
 

@@ -32,7 +32,7 @@ N, K, CLASSES = 16, 3, ("0", "1")
 # As many bits as there are: rounding is no protection here.
 METHOD = APFL(
     map="landmarks", bits=32, normalise="row", d_primary=100, gamma=1e-3, beta=1.0, balance=0.5,
-    tau=0.0, sketch=16,
+    tau=0.0, weight=1.0, sketch=16,
 )  # fmt: skip
 
 
