@@ -1,12 +1,15 @@
 """Rows of data from an upload, and what masks do about it.
 
 Run it: python examples/attacks.py    (with masks: pip install 'apfl[flower]')
+        python examples/attacks.py attacks.png    draws the rows, too: docs/attacks.md
 
 A site sends Phi'Phi. With fewer rows than columns it tells the span of the site's activated rows, and phi(z) lies in it
 if z is one of the site's rows. That can be solved for z: Levenberg and Marquardt's steps from random starts. A row that
 is found is subtracted, and the search goes on. The labels follow from Phi'Y. The attacker knows what the server knows:
 the map, the number of rows, and that pixels are between 0 and 1.
 """
+
+import sys
 
 import numpy as np
 import torch
@@ -52,6 +55,7 @@ class Attack:
             better = after.square().sum(1) < outside.square().sum(1)
             z, outside = (torch.where(better[:, None], new, old) for new, old in ((step, z), (after, outside)))
             damping = torch.where(better, 0.4 * damping, 3 * damping).clamp(1e-9, 1e3)
+        self.ended = z
         return self.distinct(z[outside.square().sum(1) < FOUND])
 
     def outside(self, z):
@@ -60,9 +64,8 @@ class Attack:
         return unit - unit @ self.span @ self.span.T
 
     def step(self, z, outside, damping):
-        matrix, told = self.phi.matrix.double(), self.phi(z)
-        slopes = torch.where((z @ matrix).abs() < 3, (2 * (z @ matrix) + 3) / 6, (z @ matrix > 0).double())
-        jacobian = (slopes / told.norm(dim=1, keepdim=True))[:, :, None] * matrix.T
+        told = self.phi(z)
+        jacobian = self.jacobian(z) / told.norm(dim=1)[:, None, None]
         unit = torch.nn.functional.normalize(told)[:, :, None]
         jacobian -= unit @ (unit.transpose(1, 2) @ jacobian)
         jacobian -= self.span @ (self.span.T @ jacobian)
@@ -72,6 +75,12 @@ class Attack:
         # With the span of everything nothing is outside, and every z will do.
         return torch.linalg.lstsq(normal, jacobian.transpose(1, 2) @ outside[:, :, None]).solution[:, :, 0]
 
+    def jacobian(self, z):
+        """Of phi, (starts, d, l)."""
+        matrix = self.phi.matrix.double()
+        slopes = torch.where((z @ matrix).abs() < 3, (2 * (z @ matrix) + 3) / 6, (z @ matrix > 0).double())
+        return slopes[:, :, None] * matrix.T
+
     @staticmethod
     def distinct(rows):
         kept = []
@@ -79,6 +88,23 @@ class Attack:
             if all((row - other).abs().max() > CLOSE for other in kept):
                 kept.append(row)
         return torch.stack(kept) if kept else rows[:0]
+
+
+class LandmarkAttack(Attack):
+    """The same under a landmark map, which tells the direction of a row: rows are those of length one."""
+
+    def jacobian(self, z):
+        """Of L^-1 k(V, z / |z|); the kernel's slope by the cosine is (pi - angle) / pi."""
+        length, points = z.norm(dim=1)[:, None], self.phi.landmarks
+        unit = z / length
+        slopes = 1 - torch.arccos((unit @ points.T).clamp(-1, 1)) / torch.pi
+        inner = slopes[:, :, None] * points
+        inner -= (inner @ unit[:, :, None]) * unit[:, None]
+        return torch.linalg.solve_triangular(self.phi._factor, inner / length[:, None], upper=False)
+
+    def batch(self):
+        """Rows of length one."""
+        return self.distinct(torch.nn.functional.normalize(super().batch()))
 
 
 def recovered(found, rows):
@@ -127,6 +153,20 @@ def symmetric(matrix):
     return (matrix + matrix.T).double() * STEP / 2
 
 
+def nearest(found, rows):
+    """Of what an attack ended with, the row that is nearest to each true one."""
+    return found[(rows[:, None] - found).abs().amax(2).argmin(1)]
+
+
+def picture(path, *lines):
+    """Ten digits in each line, black on white, six pixels for one."""
+    from matplotlib.image import imsave
+
+    tiles = [[np.pad(1 - row.reshape(8, 8).numpy(), 1, constant_values=1) for row in line[:10]] for line in lines]
+    sheet = np.vstack([np.pad(np.hstack(line), ((0, 1), (0, 0)), constant_values=1) for line in tiles])
+    imsave(path, np.kron(sheet, np.ones((6, 6))), cmap="gray", vmin=0, vmax=1)
+
+
 def main():
     """Four uploads, from dangerous to safe and back."""
     torch.set_num_threads(1)
@@ -143,8 +183,10 @@ def main():
     except InputError as error:
         print(f"no masks: {error}")
         return
-    found = Attack(phi, symmetric(masked), len(rows)).run()
-    print(f"the same upload, masked: {recovered(found, rows)} rows recovered")
+    blind = Attack(phi, symmetric(masked), len(rows))
+    print(f"the same upload, masked: {recovered(blind.run(), rows)} rows recovered")
+    for path in (each for each in sys.argv[1:] if each.endswith(".png")):
+        picture(path, rows, nearest(found, rows), nearest(blind.ended, rows))
 
     # The sum is what the server learns, and a sum is not always safe.
     assert (total == sum(uploads)).all()

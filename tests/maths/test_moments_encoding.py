@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apfl.errors import InputError
-from apfl.maths.integers import uniform
+from apfl.maths.dither import uniform
 from apfl.maths.moments_encoding import BUCKETS, MomentsEncoding, largest_buckets
 from apfl.maths.normalise import moments, normaliser
 

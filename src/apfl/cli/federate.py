@@ -164,8 +164,8 @@ def _names(classes: str) -> tuple[str, ...]:
 def _tell_ready(where: Server, terms: dict[str, Any], log: Path, key: str) -> None:
     names = ", ".join(sorted(where.registered)) or "none yet"
     security = f"TLS, sites admitted: {names}" if where.secure else "insecure"
-    out.print(f"ready: {terms['federation']} on {where.host}:{where.port} ({security}); log: {log}", soft_wrap=True)
     out.print(_what_it_sees(where, terms), soft_wrap=True, highlight=False)
+    out.print(f"ready: {terms['federation']} on {where.host}:{where.port} ({security}); log: {log}", soft_wrap=True)
     out.print(f"instructions are signed with key {key}", soft_wrap=True)
 
 

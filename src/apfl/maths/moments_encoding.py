@@ -91,9 +91,9 @@ class MomentsEncoding:
         sizes = own["none"].sizes.cpu() if "none" in own else torch.zeros(3, dtype=torch.float64)
         logs = sizes[1:] / (self.n_rows * torch.tensor([LARGEST_LOG, LARGEST_LOG**2], dtype=torch.float64))
         scaled = torch.cat([*values, logs])
-        rounded, saturated = self._rounding.integers(scaled, draw(1, len(scaled))[0].double())
-        whole = rounded.long()
-        told = torch.tensor([first.n_samples, saturated])
+        rounded, saturated = self._rounding.integers(scaled[None], draw(1, len(scaled)).cpu())
+        whole = rounded[0].long()
+        told = torch.tensor([first.n_samples, int(saturated)])
         return torch.cat([whole[:-2], sizes[:1].long(), whole[-2:], told, flags.long()])
 
     def decode(self, vector: Tensor, n_clients: int) -> dict[str, Moments]:

@@ -99,7 +99,8 @@ def test_counts_travel_as_they_are_written_and_in_no_other_way():
     for damaged in (
         b"", b"[]", b"{}", found.to_bytes() + b" ", found.to_bytes().replace(b"20", b"-1"),
         found.to_bytes().replace(b"20", b"20.5"), found.to_bytes().replace(b"20", b"true"),
-        found.to_bytes().replace(b"20, 19", b"20"), b"{" * 100_000, b'"' + b"x" * 2**21 + b'"',
+        found.to_bytes().replace(b"20, 19", b"20"), replace(found, ranges=(64,)).to_bytes(),
+        replace(found, sizes=(1,) * 33).to_bytes(), b"{" * 100_000, b'"' + b"x" * 2**21 + b'"',
     ):  # fmt: skip
         with pytest.raises(InputError, match="counts that cannot be read"):
             Counts.from_bytes(damaged)
@@ -109,6 +110,7 @@ def test_counts_travel_as_they_are_written_and_in_no_other_way():
 @given(st.data())
 def test_a_reader_of_counts_refuses_or_reads_what_was_written(data):
     found = counts(data.draw(st.lists(st.integers(0, 9), min_size=2, max_size=2)), [1, 2])
+    found = replace(found, sizes=(0, 3), ranges=(-1, 33, 40))
     text = bytearray(found.to_bytes())
     place = data.draw(st.integers(0, len(text) - 1))
     text[place] = data.draw(st.integers(0, 255))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +19,7 @@ from apfl.federate import Coordinator, Site, Terms
 from apfl.federate.contribution import decode
 from apfl.federate.masked.rosters import collect, make_identity, read_identity, read_roster, rosters_of, write_roster
 from apfl.federate.masked.tables import summed
+from apfl.federate.secure import PHASES
 from apfl.models.file import read
 from tests.federate.federation_toys import NAMES, draw_shard
 from tests.federate.masked.toys import METHOD, masked_terms
@@ -32,6 +36,7 @@ from apfl.federate.flower.masked import MaskedConversation
 from apfl.federate.flower.wire import parts
 from tests.federate.test_conversation import RUN, as_sent, identity  # noqa: F401  # a fixture
 
+ROOT = Path(__file__).parents[3]
 SIZES = {1: 60, 2: 70, 3: 60, 4: 50}
 FIXED = replace(METHOD, gamma=1.0, beta=1.0, balance=0.5, tau=0.0, weight=1.0, landmarks="free")
 Fate = Callable[[str, str, int], str]  # sum, phase, node -> "", "dies", or "fails": once, the connection breaks
@@ -165,6 +170,24 @@ def test_a_run_of_all_sums_with_broken_connections(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_pilot_over_flower_with_a_site_that_dies_in_it(tmp_path):
+    """The terms state no rows and no normalisation: both come from sums."""
+    prepare(tmp_path, SIZES)
+    grid = Grid(tmp_path, SIZES, lambda *now: "dies" if now == ("hits", "mask", 2) else "")
+    method = replace(FIXED, d_primary=24, normalise="auto")
+    events = run(tmp_path, grid, masked_terms(method, max_rows=None))
+    sums = {event["sum"]: event["members"] for event in seen(events, "summed")}
+    assert list(sums) == ["count", "moments", "pilot", "hits", "statistics"]
+    assert [len(members) for members in sums.values()] == [4, 4, 4, 3, 3]
+    with Coordinator(tmp_path / "server") as server:
+        assert server.terms.method.normalise == "columns"
+        assert server.terms.most_rows == 63
+        expected = sum(own_integers(tmp_path, node, server.terms) for node in (1, 3, 4))
+        np.testing.assert_array_equal(server.pool.running().vector, expected)
+    assert not seen(run(tmp_path, Grid(tmp_path, (1, 3, 4))), "asked")
+
+
+@pytest.mark.slow
 def test_a_site_that_dies_in_the_middle_costs_its_contribution(tmp_path):
     prepare(tmp_path, SIZES)
     end = ("statistics", "mask", 2)
@@ -179,6 +202,53 @@ def test_a_site_that_dies_in_the_middle_costs_its_contribution(tmp_path):
     assert {event["client"] for event in seen(events, "asked") if event["phase"] == "refine 1"} == {"site-2"}
     assert not [event for event in seen(events, "asked") if "statistics" in event["phase"]]
     assert read(next((tmp_path / "2").rglob("model.safetensors"))).settings["publication"] == 1
+
+
+class KillingGrid(Grid):
+    """A victim answers in processes of its own, and each question kills the first of them."""
+
+    def __init__(self, folder: Path, nodes: Iterable[int], victim: int) -> None:
+        super().__init__(folder, nodes, lambda what, phase, node: "fails" if node == victim else "")
+        self.victim, self.killed = victim, []
+
+    def answered(self, message: Message, node: int) -> Message:
+        if node != self.victim:
+            return super().answered(message, node)
+        root, contents = as_sent(message)
+        told = {
+            "root": root, "parts": {key: part.hex() for key, part in contents.items()}, "config": self.config(node),
+            "id": message.metadata.message_id,
+        }  # fmt: skip
+        (self.folder / "message.json").write_text(json.dumps(told))
+        command = [sys.executable, "-m", "tests.federate.masked.killed_site", str(self.folder), str(node)]
+        first = (message.metadata.group_id, node) in self.failed and message.metadata.group_id not in self.killed
+        if first:  # before the connection breaks: its state is written, its answer is not
+            self.killed.append(message.metadata.group_id)
+        done = subprocess.run(command + ["kill"] * first, cwd=ROOT, capture_output=True, timeout=120, check=False)
+        if first and "refine" not in message.metadata.group_id:
+            assert done.returncode == -signal.SIGKILL, done.stderr
+            return message
+        assert done.returncode == 0, done.stderr
+        answer = json.loads((self.folder / "answer.json").read_text())
+        contents = {key: bytes.fromhex(part) for key, part in answer["parts"].items()}
+        return inflate_object_from_contents(answer["root"], contents)
+
+
+@pytest.mark.slow
+def test_a_site_whose_process_is_killed_in_every_phase_of_every_sum_costs_nothing(tmp_path, monkeypatch):
+    """Real processes, SIGKILL after the state is on disk and before the answer is sent; the next one goes on."""
+    monkeypatch.setattr("apfl.federate.flower.masked.GONE", 300.0)  # a process takes seconds to start
+    nodes = (1, 2, 3)
+    prepare(tmp_path, nodes)
+    grid = KillingGrid(tmp_path, nodes, victim=2)
+    events = run(tmp_path, grid, masked_terms(replace(FIXED, d_primary=24)))
+    sums = [event["sum"] for event in seen(events, "summed")]
+    assert sums == ["count", "statistics"]
+    assert set(grid.killed) >= {f"{what} {phase}" for what in sums for phase in PHASES}
+    assert all(event["members"] == [f"site-{node}" for node in nodes] for event in seen(events, "summed"))
+    with Coordinator(tmp_path / "server") as server:
+        expected = sum(own_integers(tmp_path, node, server.terms) for node in nodes)
+        np.testing.assert_array_equal(server.pool.running().vector, expected)
 
 
 @pytest.mark.slow
