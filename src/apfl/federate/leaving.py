@@ -101,6 +101,8 @@ def _publish_without(coordinator: Coordinator) -> tuple[int | None, float | None
     if not coordinator.ready():
         return None, None
     number = coordinator.publish().number
+    if coordinator.terms.private:  # the equations without noise are nobody's to see
+        return number, None
     return number, _residual(coordinator.pool.running(), coordinator.terms)
 
 

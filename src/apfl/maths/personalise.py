@@ -49,6 +49,7 @@ __all__ = [
     "Shared",
     "landmarks_for",
     "leave_out",
+    "own_setting",
     "own_weight",
     "own_weights",
     "personalise",
@@ -369,8 +370,12 @@ def _plan(left_out: Sequence[LeftOutHits], tried: Grid, cautious: bool = False) 
         {w: best_of(table)[1] for w, table in tables.items()}, sum(own.n_rows - own.n_copies for own in left_out), usual
     )
     n_rows = sum(own.n_rows for own in left_out)
-    choice = _unless_clear if cautious else choose
-    return Plan({w: choice(table, tried, n_rows) for w, table in tables.items()}, best)
+    return Plan({w: own_setting(table, tried, n_rows, cautious) for w, table in tables.items()}, best)
+
+
+def own_setting(table: Tensor, tried: Grid, n_rows: int, cautious: bool) -> Setting:
+    """The setting that a table of so many rows chooses; a ``cautious`` client leaves the usual one for clear gains."""
+    return (_unless_clear if cautious else choose)(table, tried, n_rows)
 
 
 def _unless_clear(table: Tensor, tried: Grid, n_rows: int) -> Setting:

@@ -71,7 +71,7 @@ def _remains(coordinator: Coordinator, token: str | None) -> tuple[str, ...]:
         remains.append("the width of the map, if it followed the number of rows counted")
     if coordinator.settled and coordinator.draft.method.landmarks == "federation":
         remains.append("the landmarks, drawn from sums of everyone's normalised rows")
-    if token is not None:
+    if token is not None and not coordinator.draft.private:  # fresh noise hides the difference
         remains.append(
             "whoever kept the former sum learns this site's part from the difference, if all others send the same again"
         )

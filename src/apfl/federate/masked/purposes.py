@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from apfl.errors import InputError, printable
 from apfl.federate.landmarks import Landmarks, spread_encoding
 from apfl.federate.masked.counts import Counts, counts_layout
+from apfl.federate.private.shares import noisy_layout
 from apfl.federate.secure import Roster, Round
 from apfl.federate.secure.digits import Digits
 from apfl.federate.terms import Terms
@@ -67,6 +68,7 @@ def round_of(
     purpose: Purpose, number: int, roster: Roster, terms: Terms, counts: Counts | None, landmarks: Landmarks | None
 ) -> tuple[Round, Digits]:
     """The round with this number, and how vectors are digits in it; sites and server make it in the same way."""
-    digits = Digits(purpose.layout(terms, landmarks), len(roster))
+    noisy = terms.private and purpose.what == "statistics" and landmarks is not None
+    digits = Digits(noisy_layout(terms, roster) if noisy else purpose.layout(terms, landmarks), len(roster))
     text = purpose.text(terms, counts)
     return Round(terms.federation, roster.fingerprint, number, text, digits.length, digits.sum_bits), digits
