@@ -283,17 +283,21 @@ def largest_answer(terms: Terms) -> int:
 
     A client that rejoins brings its former statistics too, if the server keeps only their sum.
     """
-    beside = 2 * LARGEST_HEADER  # a header; the echo, or a description's moments
     if terms.masked:  # a sum over many sites has more bits than one site's numbers: at most three times as many
-        return 3 * largest_answer(replace(terms, masked=False, keep_contributions=True))
+        return 3 * _largest(terms, once=True)
+    return _largest(terms, once=terms.keep_contributions)
+
+
+def _largest(terms: Terms, *, once: bool) -> int:
+    beside = 2 * LARGEST_HEADER  # a header; the echo, or a description's moments
     if terms.trying:
         return beside + largest_statistics(terms)
     if terms.outlined and terms.spread is not None:
         return beside + spread_encoding(terms).layout.n_bytes
     if not terms.settled:
         return beside
-    once = beside + upload_bytes(terms, terms.width)
-    return once if terms.keep_contributions else 2 * once
+    statistics_once = beside + upload_bytes(terms, terms.width)
+    return statistics_once if once else 2 * statistics_once
 
 
 def check(contribution: Contribution, terms: Terms, landmarks: Landmarks | None = None) -> None:

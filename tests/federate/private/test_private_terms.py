@@ -48,7 +48,7 @@ def test_what_would_tell_more_is_refused(given, sentence):
 def test_landmarks_that_data_decide_are_refused(tmp_path):
     public = tmp_path / "public.npz"
     np.savez(public, features=np.ones((4, 8), np.float32), labels=np.zeros(4, int))
-    with pytest.raises(InputError, match="landmarks=.*public.npz.* given"):
+    with pytest.raises(InputError, match=r"landmarks=.*public.npz.* given"):
         private_terms(replace(METHOD, landmarks=str(public)))
     with pytest.raises(InputError, match="epsilon with landmarks='federation' given"):
         replace(METHOD, landmarks="federation")
@@ -165,5 +165,5 @@ def test_one_row_more_brings_nothing_else_along(tmp_path):
         total = sum(float(((change[where] / sizes[name]) ** 2).sum()) for name, where in encoding.layout.places.items())
         assert 0 < total <= SENSITIVITY**2 * (1 + 1e-12)
         assert int(change[encoding.layout.places["class_counts"]].sum()) == encoding.count_unit
-    with pytest.raises(InputError, match="more than 40. Under epsilon a site contributes all its rows or none"):
+    with pytest.raises(InputError, match=r"more than 40\. Under epsilon a site contributes all its rows or none"):
         vector_of(tmp_path / "c", terms, data, draw_shard(41, 3))
