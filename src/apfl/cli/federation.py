@@ -41,7 +41,10 @@ def noise_settings(epsilon: float | None, delta: float | None, colluders: int | 
     stated = {name: value for name, value in given.items() if value is not None}
     if stated and epsilon is None:
         raise InputError(f"--{next(iter(stated))} given without --epsilon: there is no noise that it could be about")
-    return {"map": "landmarks", "landmarks": "free", **stated} if stated else {}
+    if not stated:
+        return {}
+    optional("dp_accounting", "privacy")
+    return {"map": "landmarks", "landmarks": "free", **stated}
 
 
 def status_of_folder(folder: Path, as_json: bool, recent: bool = False) -> Callable[[], Any]:

@@ -272,7 +272,12 @@ class Site:
         return vector
 
     def noisy_vector(self, terms: Terms, roster: Roster) -> np.ndarray:
-        """Under epsilon and masks: these sums with this client's share of the noise; made once for a roster."""
+        """Under epsilon and masks: these sums with this client's share of the noise; made once for a roster.
+
+        The terms of the first time stay: under others the account would have another budget.
+        """
+        if not (self.home(terms) / "draft.json").is_file():
+            self.write(terms, "draft.json", terms.to_json().encode())
         path = self.home(terms) / f"noisy-{roster.fingerprint[:32]}.bin"
         vector, made = noisy_vector(path, terms, roster, lambda: self.own_vector(terms))
         if made is not None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.commands import here as apfl
 from tests.federate.federation_toys import NAMES, draw_shard
-from tests.federate.private.toys import private_terms
+from tests.federate.private.toys import need_accounting, private_terms
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'apfl[flower]'")
 
@@ -25,6 +25,7 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'apfl[fl
     ],
 )
 def test_what_a_server_refuses(tmp_path, capsys, options, sentence):
+    need_accounting()
     assert apfl("federate", "server", tmp_path / "server", *options) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "server" / "ledger.sqlite").exists()

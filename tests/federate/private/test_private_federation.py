@@ -92,7 +92,7 @@ def test_each_release_has_fresh_noise_of_the_agreed_size(tmp_path):
         for name in ("site-1", "site-2", "site-0"):
             drawn.append(noisy(server) - server.pool.running().vector)
             evidence = server.leave(name)
-            assert evidence.residual is None  # of the sums without noise
+            assert (evidence.residual, evidence.remains) == (None, ())  # of the sums without noise; of no terms
         encoding, sigma = encoding_of(server.terms), server.terms.sigma
         made = account.releases(server.ledger)
         assert len(made) == 8

@@ -67,7 +67,7 @@ def _take_out(
 def _remains(coordinator: Coordinator, token: str | None) -> tuple[str, ...]:
     """What stays of the client."""
     remains = []
-    if coordinator.agreed.most_rows is not None:
+    if coordinator.agreed.most_rows is not None and not coordinator.draft.private:
         remains.append("the width of the map, if it followed the number of rows counted")
     if coordinator.settled and coordinator.draft.method.landmarks == "federation":
         remains.append("the landmarks, drawn from sums of everyone's normalised rows")
