@@ -38,7 +38,7 @@ def one(width: int, wire: str, n_rows: int, n_features: int, n_classes: int) -> 
     rows = torch.randn(n_rows, n_features, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(n_rows) % n_classes
     names = tuple(f"class-{k:03}" for k in range(n_classes))
-    terms = Terms("bench", method=APFL(d_primary=width, d_refinement=64, gamma=1.0), wire=wire, quorum=1)
+    terms = Terms("bench", method=APFL(map="random", d_primary=width, d_refinement=64, gamma=1.0), wire=wire, quorum=1)
     with TemporaryDirectory() as folder, Coordinator(Path(folder) / "server", terms) as server:
         site = Site(Path(folder) / "site", "site", Shard(rows, labels), names)
         server.describe(site.describe(server.invitation()))

@@ -337,3 +337,79 @@ def test_simulate_takes_its_sites_from_a_column(tmp_path, monkeypatch, capsys):
             assert rows["features"].shape == (20, 3)
     with Coordinator(tmp_path / "f") as coordinator:
         assert coordinator.draft.quorum == 3
+
+
+# ------------------------------------------------------------------------------------------- masks between machines
+
+
+def test_a_server_between_machines_has_masked_terms_unless_it_is_told_otherwise(tmp_path, monkeypatch, capsys):
+    from apfl.cli import federate
+
+    for words in (["--host", "0.0.0.0"], ["--secure", "--classes", "a,b"], ["--masked", "--n-features", "3"]):
+        assert apfl("federate", "server", tmp_path / "f", *words) == 2
+        told = line(capsys)
+        assert "sees sums over sites only" in told
+        assert "With --plain it sees what each site sends, from which its rows can often be recovered" in told
+        assert ("--classes" in told) == ("--classes" not in words)
+        assert not (tmp_path / "f").exists()
+    names = tmp_path / "classes.txt"
+    names.write_text("ant\nbee, the\n\n")
+    given = {"class_names": federate._names(str(names)), "n_features": 3}
+    masked = federate._agree(tmp_path / "masked", None, dict(given), masked=True)
+    assert (masked.masked, masked.class_names, masked.max_share) == (True, ("ant", "bee, the"), 1.0)
+    assert (masked.method.map, masked.method.normalise) == ("landmarks", "auto")  # a pilot works under masks
+    assert federate._agree(tmp_path / "masked", None, dict(given), masked=True) == masked  # started again
+    plain = federate._agree(tmp_path / "plain", None, {"masked": False}, masked=True)
+    assert (plain.masked, plain.max_share) == (False, 0.5)
+    assert not federate._agree(tmp_path / "loopback", None, {}).masked
+    where = Server(tmp_path / "masked")
+    assert "nothing of a single one. First: apfl federate roster" in federate._what_it_sees(where, {"masked": True})
+    assert federate._what_it_sees(where, {}).startswith("plain: this server sees what each site sends, from which")
+
+
+def test_join_confirms_the_roster_by_its_fingerprint(tmp_path, features, monkeypatch, capsys):
+    pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'apfl[flower]'")
+    from apfl.federate.masked.rosters import collect, make_identity, write_roster
+
+    for name in "abc":
+        make_identity(tmp_path / "keys", name)
+    roster = collect(tmp_path / "keys", set())
+    write_roster(tmp_path / "roster.json", roster)
+    words = [
+        "federate",
+        "join",
+        "--server",
+        "127.0.0.1:1",
+        "--name",
+        "a",
+        "--data",
+        features,
+        "--folder",
+        tmp_path / "a",
+    ]
+    words += ["--roster", tmp_path / "roster.json", "--identity", tmp_path / "keys" / "a.identity"]
+    assert apfl(*words, "--show-what-leaves") == 0
+    told = line(capsys)
+    assert "the server learns the sum over all sites that take part" in told  # without terms: masked ones
+    assert "the power of four of the largest entry of each feature over all sites" in told
+    assert "a server that kept the former sum learns this site's part from the difference" in told
+    assert apfl(*words, "--fingerprint", "0" * 64) == 2
+    assert "this is not the roster of the other sites. Nothing was sent" in line(capsys)
+    assert apfl(*words, "--fingerprint", roster.fingerprint.upper(), "--show-what-leaves") == 0
+    asked = []
+    monkeypatch.setattr("apfl.cli.site.need_flower", lambda: None)
+    monkeypatch.setattr("typer.confirm", lambda question, err: asked.append(question))
+    assert apfl(*words) == 2
+    assert asked == ["Do the other sites have the same fingerprint?"]  # no, and nothing else is asked
+    assert apfl(*words, "--fingerprint", roster.fingerprint) == 2
+    assert asked[1:] == ["May this leave?"]
+    assert apfl(*words[:10], "--fingerprint", "0" * 64) == 2
+    assert "--fingerprint given without --roster" in line(capsys)
+
+
+def test_a_masked_site_that_left_is_told_what_the_difference_tells(tmp_path):
+    from apfl.federate.flower.join import Connection, _left
+
+    told = [str(_left(Connection(tmp_path, "a", "", "h:1", config=config))) for config in ({}, {"roster": "r"})]
+    assert told[1].startswith(told[0])
+    assert told[1].endswith("learns this site's part from the difference to the new one.")

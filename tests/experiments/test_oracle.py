@@ -51,7 +51,7 @@ def accuracy(method: APFL, clients: Federation) -> float:
 )
 def test_with_the_methods_own_settings_it_is_the_method(grouped, sketch, more):
     clients = federation(grouped)
-    method = APFL(d_primary=64, sketch=sketch, **more)
+    method = APFL(**{"map": "random", "d_primary": 64, "sketch": sketch} | more)
     *_, last = method.rounds(clients.train, 4, 5)
     own = replace(method, **{name: last.chosen[name] for name in ("gamma", "beta", "balance", "tau")})
     table = on_test(own, clients, seed=5)
@@ -79,7 +79,7 @@ def test_the_oracle_is_the_best_of_its_grid_and_the_method_reaches_it_with_those
     """Its table comes from eigenvectors, the method's models from solving: two routes to the same accuracy."""
     dataset, protocol = load_dataset("digits"), Protocol(n_clients=5, alpha=0.5)
     federation = federate(dataset, protocol, seed=0)
-    method = load_method("apfl", d_primary=64)
+    method = load_method("apfl", map="random", d_primary=64)
     table = on_test(method, federation, seed=0)
     best = best_on_test(method, federation, seed=0)
     record, _ = run("apfl", best, federation, dataset, protocol, seed=0)

@@ -7,7 +7,7 @@ import torch
 
 from apfl.maths import gcv
 from apfl.maths.leaveout import Leaving
-from apfl.methods import apfl as method
+from apfl.methods import _analytic as method
 from tests.methods.head_toys import one_thread  # noqa: F401
 from tests.stress import (
     FILES,
@@ -100,5 +100,7 @@ def test_the_sample_notices_a_gamma_that_interpolates_copies(monkeypatch):
     """Without the bound on the degrees of freedom and with copies that nobody counts, a case fails."""
     assert all(judge(*draw(case)).good for case in COPIED)
     monkeypatch.setattr(gcv, "MOST_FITTED", 1.0)
-    monkeypatch.setattr(method, "leaving", lambda x, y, groups: Leaving(groups, torch.zeros(len(x), dtype=torch.bool)))
+    monkeypatch.setattr(
+        method, "leaving", lambda x, y, groups, hashes: Leaving(groups, torch.zeros(len(x), dtype=torch.bool))
+    )
     assert not all(judge(*draw(case)).good for case in COPIED)

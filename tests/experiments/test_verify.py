@@ -9,7 +9,8 @@ import torch
 
 from apfl.errors import InputError
 from apfl.experiments.verify import primary_bound, verify
-from apfl.maths.integers import Rounding, round_statistics, uniform
+from apfl.maths.dither import uniform
+from apfl.maths.integers import Rounding, round_statistics
 from apfl.maths.landmarks import draw_points, landmark_map, spread
 from apfl.maths.ridge import one_hot, solve, statistics, total
 from tests.commands import here as apfl

@@ -216,7 +216,7 @@ def kill(how: str, keep: bool, stride: int, method: APFL) -> dict[str, Any]:
 def memory(n_clients: int, width: int, keep: bool) -> dict[str, Any]:
     """Peak memory of a coordinator that takes this many contributions, each made, sent and dropped."""
     home = Path(mkdtemp(dir=SHM if Path(SHM).is_dir() else None))
-    method = APFL(d_primary=width, gamma=1.0, normalise="root")
+    method = APFL(map="random", d_primary=width, gamma=1.0, normalise="root")
     draft = Terms("f", method=method, class_names=NAMES, n_features=16, quorum=1, keep_contributions=keep)
     with Coordinator(home / "server", draft) as server:
         first = Site(home / "site", "site-0", Shard(torch.randn(20, 16), torch.arange(20) % 3), NAMES)

@@ -12,8 +12,12 @@ from sklearn.datasets import load_digits
 
 from apfl.data.federation import Shard
 from apfl.federate import Coordinator, Site, Terms
-from apfl.federate.contribution import Repeats, _seal
+from apfl.federate.contribution import Repeats, _seal, _seal_integers
+from apfl.federate.fitting import _own_landmarks
+from apfl.federate.landmarks import agreed_maps, seal_spread
 from apfl.federate.messages import open_description, seal_description, seal_table
+from apfl.maths.integers import uniform
+from apfl.maths.landmarks import spread
 from apfl.maths.leaveout import echo
 from apfl.maths.normalise import Moments
 from apfl.maths.ridge import Statistics, one_hot, statistics
@@ -91,6 +95,7 @@ class Attack:
     weight: int = 1  # that it claims for each of its rows
     times: int = 1  # as many rows as it has, of its lie
     hits: tuple[int, int, int] | None = None  # where its table has all rows right; elsewhere none
+    of_weight: int = 0  # the place of the weight on the primary where that is so
     far: float = 0.0  # from the origin, of the features that it describes
     heavy: float = 1.0  # what it multiplies activated features with
     copied: bool = False  # whether it says that all its rows are copies of one
@@ -107,8 +112,12 @@ def attacked(sites: list[Site], folder: Path, draft: Terms, attack: Attack | Non
             data = _described(data, server.draft, attack)
         receipt = server.describe(data, site.name)
         assert receipt.ok, receipt
+    if server.draft.landmarked:
+        _spread(server, sites, attack)
     agreement = server.settle()
     for site in sites:
+        if server.draft.landmarked:
+            site.keep_landmarks(agreement, server.landmarks())
         lies = attack if site.name == LIAR else None
         receipt = server.accept(lie_of(site, server.terms, lies) if lies else site.statistics(agreement), site.name)
         assert receipt.ok, receipt
@@ -116,16 +125,32 @@ def attacked(sites: list[Site], folder: Path, draft: Terms, attack: Attack | Non
     for site in sites:
         data = site.table(agreement, server.deliver(site.name))
         if attack and attack.hits and site.name == LIAR:
-            data = _table(server, attack.hits)
+            data = _table(server, attack.hits, attack.of_weight)
         receipt = server.table(data, site.name)
         assert receipt.ok, receipt
     return server, agreement, server.choose()
 
 
+def _spread(server: Coordinator, sites: list[Site], attack: Attack | None) -> None:
+    """Everyone's moments, the liar's as those of its lie, each row as often as it claims."""
+    outline = server.outline()
+    for site in sites:
+        data = site.spread(outline)
+        if attack and site.name == LIAR:
+            terms = Terms.from_json(outline)
+            rows = terms.normaliser()(attack.lie(site.train.features, site.train.labels)[0])
+            own, w = spread(rows, full=terms.spread == "full"), attack.weight
+            told = replace(own, n_samples=own.n_samples * w, sums=own.sums * w, products=own.products * w)
+            data = seal_spread(told, terms, LIAR, uniform(0, torch.device("cpu")))
+        receipt = server.spread(data, site.name)
+        assert receipt.ok, receipt
+
+
 def lie_of(site: Site, terms: Terms, attack: Attack) -> bytes:
     """The statistics of the liar: consistent in themselves, and of no rows that it has."""
     features, labels = attack.lie(site.train.features, site.train.labels)
-    phi = terms.maps(features)[0](terms.normaliser()(features)) * attack.heavy
+    landmarks = site.agreed_landmarks(terms)
+    phi = agreed_maps(terms, features, landmarks)[0](terms.normaliser()(features)) * attack.heavy
     true, w = statistics(phi, one_hot(labels, 10)), attack.weight
     matrix = true.autocorrelation * w
     matrix.diagonal().add_(1e-9 * float(matrix.diagonal().mean()))  # few distinct rows would round to an indefinite one
@@ -137,6 +162,11 @@ def lie_of(site: Site, terms: Terms, attack: Attack) -> bytes:
         heard = torch.zeros_like(heard)
         heard[0] = told.n_samples
     repeats = Repeats(told.n_samples - 1 if attack.copied else 0, heard)
+    if landmarks is not None:
+        encoding = landmarks.encoding(terms)
+        told = replace(told, n_copies=repeats.n_copies, echo=repeats.echo)
+        vector, saturated = encoding.encode(told, uniform(0, torch.device("cpu")))
+        return _seal_integers(encoding, vector, saturated, terms, site.name, attack.nonce)
     return _seal("triangle", message(told, terms.dtype), terms, site.name, attack.nonce, repeats)
 
 
@@ -150,22 +180,27 @@ def _described(data: bytes, draft: Terms, attack: Attack) -> bytes:
     return seal_description(replace(told, n_samples=n, moments=own), draft)
 
 
-def _table(server: Coordinator, best: tuple[int, int, int]) -> bytes:
+def _table(server: Coordinator, best: tuple[int, int, int], of_weight: int) -> bytes:
     row = server.ledger.contribution_of(LIAR)
     assert row is not None
-    hits = torch.zeros(server.terms.grid(1.0).shape, dtype=torch.int64)
-    hits[tuple(slice(max(at - 1, 0), at + 2) for at in best)] = row["n"]  # settings count with their neighbours
-    return seal_table(server.terms, LIAR, 1, hits)
+    hits = torch.zeros(len(server.terms.choice.weights), *server.terms.grid(1.0).shape, dtype=torch.int64)
+    hits[of_weight][tuple(slice(max(at - 1, 0), at + 2) for at in best)] = row["n"]  # settings count with neighbours
+    return seal_table(server.terms, LIAR, 1, hits.view(server.terms.table_shape))
 
 
 def alone_accuracy(site: Site, terms: Terms) -> float:
     """Of the same client without anyone: ridge with the same map, its penalty chosen by its own left-out rows.
 
-    Another route than apfl's: the hat matrix itself, for each penalty.
+    On landmarks the client draws its own. Another route than apfl's: the hat matrix itself, for each penalty.
     """
     assert site.test is not None
     scale = terms.normaliser()
-    psi, psi_test = (terms.maps(rows)[1](scale(rows)).double() for rows in (site.train.features, site.test.features))
+    own_map = (
+        terms.maps(site.train.features)[1]
+        if not terms.landmarked
+        else _own_landmarks(terms, scale, site.train.features)
+    )
+    psi, psi_test = (own_map(scale(rows)).double() for rows in (site.train.features, site.test.features))
     targets, best = one_hot(site.train.labels, 10), (-1, torch.empty(0))
     for beta in float(psi.square().sum(1).mean()) * 10 ** torch.arange(-2, 1.01, 0.5):
         inverse = torch.linalg.inv(psi @ psi.T + beta * torch.eye(len(psi)))

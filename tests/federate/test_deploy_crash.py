@@ -35,22 +35,22 @@ def check(report: dict[str, Any], keep: str) -> None:
 
 @pytest.mark.parametrize("keep", ["keep", "sum"])
 def test_killed_at_some_steps(keep):
-    report = killed("steps", keep, "29")
+    report = killed("steps", keep, "59")
     check(report, keep)
-    assert report["killed"] == report["moments"] >= 8
+    assert report["killed"] == report["moments"] >= 4
 
 
 @pytest.mark.parametrize("keep", ["keep", "sum"])
 def test_a_landmark_federation_killed_at_some_steps(keep):
-    report = killed("steps", keep, "37", "landmarks")
+    report = killed("steps", keep, "79", "landmarks")
     check(report, keep)
-    assert report["killed"] == report["moments"] >= 8
+    assert report["killed"] == report["moments"] >= 4
 
 
 def test_a_pilot_killed_at_some_steps():
-    report = killed("steps", "keep", "131", "pilot")  # 3 times 43 and 2: not the same place of every transaction
+    report = killed("steps", "keep", "197", "pilot")  # no multiple of 3: not the same place of every transaction
     check(report, "keep")
-    assert report["killed"] == report["moments"] >= 4
+    assert report["killed"] == report["moments"] >= 3
 
 
 @pytest.mark.slow
@@ -58,6 +58,14 @@ def test_a_pilot_killed_at_every_third_step():
     report = killed("steps", "keep", "3", "pilot")
     check(report, "keep")
     assert report["killed"] == report["moments"] >= 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", ["keep", "sum"])
+def test_a_landmark_federation_killed_at_every_fifth_step(keep):
+    report = killed("steps", keep, "5", "landmarks")
+    check(report, keep)
+    assert report["killed"] == report["moments"] >= 60
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def assert_same_refinement(own: DualStream, expected: DualStream) -> None:
 
 def test_personal_models_are_those_of_the_method(federation):
     shards = [federation.train[name] for name in "abcd"]
-    *_, last = APFL(d_primary=256).rounds(shards, len(CLASSES), 0)
+    *_, last = APFL(map="random", d_primary=256).rounds(shards, len(CLASSES), 0)
     for name, expected in zip("abcd", last.models, strict=True):
         own = model_of(federation, name)
         torch.testing.assert_close(own.primary, expected.primary, rtol=1e-9, atol=1e-9)
@@ -161,7 +161,7 @@ def test_simulated_bytes_are_those_sent(federation):
         up += [path.read_bytes() for path in home.glob("sent-*.safetensors")]
         down.append((home / "publication.safetensors").read_bytes())
     assert (len(up), len(down)) == (12, 4)
-    *_, last = APFL(d_primary=256).rounds([federation.train[name] for name in "abcd"], len(CLASSES), 0)
+    *_, last = APFL(map="random", d_primary=256).rounds([federation.train[name] for name in "abcd"], len(CLASSES), 0)
     assert last.bytes_up == sum(map(payload_bytes, up))
     # The choice is a header alone; the mean and the standard deviation come with the terms.
     assert last.bytes_down == sum(map(payload_bytes, down)) + 4 * 8 * (len(terms.mean or ()) + len(terms.std or ()))
@@ -321,7 +321,7 @@ def test_the_server_killed_in_every_phase(tmp_path):
         for phase in ("describe", "statistics", "table"):
             assert answers(w, phase) == dict.fromkeys("abcd", 1), phase
             assert asked_after_accepted(w, phase) == [], phase
-        *_, last = APFL(d_primary=256).rounds([w.train[name] for name in "abcd"], len(CLASSES), 0)
+        *_, last = APFL(map="random", d_primary=256).rounds([w.train[name] for name in "abcd"], len(CLASSES), 0)
         for name, expected in zip("abcd", last.models, strict=True):
             assert_same_refinement(model_of(w, name), expected)
 
@@ -349,11 +349,12 @@ def test_a_site_that_answers_twice_counts_once_and_leaves_by_sending_again(tmp_p
 
 def test_the_simulation_engine_gives_the_models_of_the_method(tmp_path):
     folder = tmp_path / "simulated"
-    words = ["federate", "simulate", "--clients", "3", "--alpha", "1", "--seed", "2", "--set", "d_primary=128"]
+    words = ["federate", "simulate", "--clients", "3", "--alpha", "1", "--seed", "2", "--set", "map=random"]
+    words += ["--set", "d_primary=128"]
     with world(tmp_path, ["unused"], secure=False) as w:
         w.apfl(*words, "--out", folder)
     dealt = federate(load_dataset("digits"), Protocol("dirichlet", 3, 1.0), 2)
-    *_, last = APFL(d_primary=128).rounds(dealt.train, dealt.n_classes, 2)
+    *_, last = APFL(map="random", d_primary=128).rounds(dealt.train, dealt.n_classes, 2)
     for number, expected in enumerate(last.models):
         name = f"site-{number:03d}"
         own = DualStream.load(folder / "sites" / name / "simulated" / name / "model.safetensors")

@@ -55,7 +55,8 @@ from tests.federate.liars import (
     two_swapped,
 )
 
-WIDE = APFL(d_primary=256)
+WIDE = APFL(map="random", d_primary=256)
+LANDMARKS = APFL(map="landmarks", d_primary=128, normalise="root")
 PRIMARY_ALONE = (6, 0, 0)  # the largest beta, no refinement, no prior
 
 ATTACKS = {
@@ -73,6 +74,10 @@ ATTACKS = {
     "all rows said to be copies": Attack(sink, weight=4, copied=True),
     "true rows, and a table against the refinement": Attack(truth, weight=4, hits=PRIMARY_ALONE),
 }
+ON_LANDMARKS = [  # the others are among those of test_lies.py
+    "flipped, four times its rows", "a million times, and a table", "many rows that are nearly nothing",
+    "all rows said to be copies",
+]  # fmt: skip
 
 
 def accuracies(sites: list[Site], server: Coordinator, agreement: bytes, choice: bytes) -> list[float]:
@@ -89,14 +94,27 @@ def went_alone(site: Site, terms: Terms) -> bool:
 # ------------------------------------------------------------------------------------------- the site itself
 
 
-@pytest.mark.parametrize("kind", ATTACKS)
-def test_honest_sites_end_no_worse_than_alone(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "method"), [*((kind, WIDE) for kind in ATTACKS), *((kind, LANDMARKS) for kind in ON_LANDMARKS)],
+    ids=lambda value: value if isinstance(value, str) else value.map,
+)  # fmt: skip
+def test_honest_sites_end_no_worse_than_alone(tmp_path, kind, method):
     sites = digits_sites(tmp_path)
-    server, agreement, choice = attacked(sites, tmp_path, Terms("f", method=WIDE), ATTACKS[kind])
+    server, agreement, choice = attacked(sites, tmp_path, Terms("f", method=method), ATTACKS[kind])
     with server:
         found = accuracies(sites, server, agreement, choice)
         alone = [alone_accuracy(site, server.terms) for site in sites[:4]]
     assert np.mean(found) >= np.mean(alone) - 0.01
+
+
+def test_a_lying_table_for_no_primary_does_not_take_it_from_the_others(tmp_path):
+    sites = digits_sites(tmp_path)
+    attack = Attack(truth, weight=2, hits=(3, 13, 0), of_weight=1)
+    server, agreement, choice = attacked(sites, tmp_path, Terms("f", method=LANDMARKS), attack)
+    with server:
+        assert open_choice(choice, server.terms).plan.weight == 1
+        sites[0].refine(agreement, server.deliver("site-0"), choice)
+        assert read(sites[0].model_path(server.terms)).settings["weight"] == 1
 
 
 @pytest.mark.parametrize("lie", [next_means, two_swapped])
@@ -118,7 +136,7 @@ def test_a_gamma_near_zero_does_not_blind_a_site(tmp_path):
     """With as many columns as honest rows the primary then fits them all, so leaving one out says nothing."""
     sites = digits_sites(tmp_path)
     server, agreement, choice = attacked(
-        sites, tmp_path, Terms("f", method=APFL(d_primary=1024)), Attack(ten_rows, weight=4)
+        sites, tmp_path, Terms("f", method=APFL(map="random", d_primary=1024)), Attack(ten_rows, weight=4)
     )
     with server:
         found = accuracies(sites, server, agreement, choice)
@@ -209,7 +227,9 @@ def _with_n(data: bytes, server: Coordinator, site: Site) -> bytes:
 @pytest.mark.parametrize("lie", [(6, 13, 8), (0, 13, 8), (6, 0, 8)])
 def test_a_lying_table_does_not_choose_for_everyone(tmp_path, lie):
     sites = digits_sites(tmp_path, skewed=True)
-    server, _, choice = attacked(sites, tmp_path, Terms("f", method=APFL(d_primary=128)), Attack(truth, hits=lie))
+    server, _, choice = attacked(
+        sites, tmp_path, Terms("f", method=APFL(map="random", d_primary=128)), Attack(truth, hits=lie)
+    )
     with server:
         current = server.ledger.current()
         tables = [open_table(row["data"], server.terms).hits for row in server.ledger.tables(current["number"])]
@@ -273,7 +293,7 @@ def test_two_clients_and_a_share_of_all_have_no_cap():
 def test_the_share_settles_how_many_rows_count(tmp_path):
     """A liar that describes a million times its rows neither outweighs the others nor widens everyone's map."""
     sites = digits_sites(tmp_path)
-    with Coordinator(tmp_path / "server", Terms("f", max_share=0.5)) as server:
+    with Coordinator(tmp_path / "server", Terms("f", method=APFL(map="random"), max_share=0.5)) as server:
         for site in sites[:4]:
             assert server.describe(site.describe(server.invitation()), site.name).ok
         data = sites[4].describe(server.invitation())
@@ -300,7 +320,7 @@ def rejoins(server: Coordinator, site: Site, weight: int) -> Receipt:
 def test_rejoining_is_no_way_around_the_share(tmp_path):
     """A liar contributed as many rows as it had described, and rejoined with as many as the cap: 55 % of all."""
     *honest, liar = sites = digits_sites(tmp_path)
-    draft = Terms.checked({"federation": "f", "max_share": 0.5, "method": {"d_primary": 128}})
+    draft = Terms.checked({"federation": "f", "max_share": 0.5, "method": {"map": "random", "d_primary": 128}})
     with Coordinator(tmp_path / "server", draft) as server:
         contribute(server, sites)
         others, own = sum(len(site.train) for site in honest), len(liar.train)
@@ -319,13 +339,15 @@ def test_rejoining_is_no_way_around_the_share(tmp_path):
 def test_rows_that_do_not_become_more_may_always_rejoin(tmp_path):
     """The others have left since, and a cap that whoever runs the server stated is the only one."""
     *honest, liar = sites = digits_sites(tmp_path)
-    with Coordinator(tmp_path / "server", Terms("f", method=APFL(d_primary=128), max_share=0.25)) as server:
+    with Coordinator(
+        tmp_path / "server", Terms("f", method=APFL(map="random", d_primary=128), max_share=0.25)
+    ) as server:
         contribute(server, sites)
         server.leave(honest[0].name)
         server.leave(honest[1].name)
         assert rejoins(server, liar, 1).outcome == "accepted"  # a third of the rows, as before
         assert rejoins(server, liar, 2).outcome == "refused"
-    stated = Terms("f", method=APFL(d_primary=128), max_share=0.25, max_rows=2000)
+    stated = Terms("f", method=APFL(map="random", d_primary=128), max_share=0.25, max_rows=2000)
     with Coordinator(tmp_path / "stated", stated) as server:
         for site in sites:
             assert server.describe(site.describe(server.invitation()), site.name).ok
@@ -445,6 +467,22 @@ def test_the_heaviest_entry_of_each_column_is_accepted_and_no_heavier_one(activa
         heavy[:, -1] = 1
     with pytest.raises(InputError, match=f"in column {column}"):
         check_statistics(statistics(heavy, one_hot(labels, 3)), terms)
+
+
+@pytest.mark.parametrize(("heavy", "reason"), [(1.05, "trace"), (1.005, "")])
+def test_rows_that_are_longer_than_the_landmark_map_makes_them_are_refused(tmp_path, heavy, reason):
+    """|phi| <= 1 bounds the trace by n. Rows of digits are a hundredth shorter, and a liar may stretch them so far."""
+    sites = digits_sites(tmp_path)
+    server, _, _ = attacked(sites, tmp_path, Terms("f", method=LANDMARKS), None)
+    with server:
+        landmarks = sites[4].agreed_landmarks(server.terms)
+        phi = landmarks.feature_map(server.terms.normaliser()(sites[4].train.features))
+        assert float(phi.norm(dim=1).max()) <= 1 + 1e-9
+        server.leave(LIAR)
+        receipt = server.accept(lie_of(sites[4], server.terms, Attack(truth, heavy=heavy, nonce="again")), LIAR)
+    assert receipt.ok == (heavy**2 * float(phi.square().sum()) <= len(phi))
+    assert receipt.ok == (not reason)
+    assert reason in receipt.reason
 
 
 # ------------------------------------------------------------------------------------------------- influence

@@ -25,7 +25,8 @@ from apfl.federate.primary import primary_model
 from apfl.federate.status import summary
 from apfl.federate.sums import IntegerSum
 from apfl.federate.wire import sha256
-from apfl.maths.integers import Encoding, Rounding, dither
+from apfl.maths.dither import dither
+from apfl.maths.integers import Encoding, Rounding
 from apfl.maths.landmarks import LandmarkMap
 from apfl.maths.ridge import one_hot, statistics
 from apfl.methods._streams import own_seed

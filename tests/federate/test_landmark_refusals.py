@@ -21,7 +21,8 @@ from apfl.federate.contribution import check, decode, largest_answer
 from apfl.federate.landmarks import Landmarks, load_landmarks, open_landmarks, open_spread, packed, spread_encoding
 from apfl.federate.plausible import scatter_error
 from apfl.maths.bits import Layout, squeeze
-from apfl.maths.integers import Encoding, spectral_bound, uniform
+from apfl.maths.dither import uniform
+from apfl.maths.integers import Encoding, spectral_bound
 from apfl.maths.leaveout import ECHO
 from apfl.maths.ridge import Statistics, one_hot, statistics
 from tests.federate.federation_toys import LANDMARKS, NAMES, contribute, draw_shard, make_sites

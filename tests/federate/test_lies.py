@@ -44,7 +44,7 @@ def gains(name: str, folder: Path, seed: int) -> list[float]:
     attack = LIES[name](sites)
     normalise = "columns" if attack.far else WIDE.normalise
     share = 0.5 if attack.weight * attack.times <= 4 else 1.0
-    draft = Terms("f", method=APFL(d_primary=256, normalise=normalise), max_share=share)
+    draft = Terms("f", method=APFL(map="random", d_primary=256, normalise=normalise), max_share=share)
     server, agreement, choice = attacked(sites, folder, draft, attack)
     with server:
         meant, found = sites[:1] if one_site else sites[:4], []

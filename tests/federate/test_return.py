@@ -123,7 +123,7 @@ def test_without_keys_nobody_has_said_that_it_may_come_back(tmp_path):
 def test_leaving_and_coming_back_is_no_way_around_the_share(tmp_path):
     """The settled cap is of one who comes later, and was made with this site's own rows."""
     *honest, liar = sites = digits_sites(tmp_path)
-    draft = Terms.checked({"federation": "f", "max_share": 0.5, "method": {"d_primary": 128}})
+    draft = Terms.checked({"federation": "f", "max_share": 0.5, "method": {"map": "random", "d_primary": 128}})
     with Coordinator(tmp_path / "server", draft) as server:
         contribute(server, sites)
         others, own = sum(len(site.train) for site in honest), len(liar.train)

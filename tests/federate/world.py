@@ -49,7 +49,7 @@ class World:
     def __init__(
         self, root: Path, names: Sequence[str], *, secure: bool = True, host: str = "127.0.0.1", **terms: Any
     ) -> None:
-        self.root, self.secure, self.host, self.terms = root, secure, host, terms
+        self.root, self.secure, self.host, self.terms = root, secure, host, {"map": "random", **terms}  # cheapest
         self.mark = uuid.uuid4().hex
         self.processes: list[subprocess.Popen[bytes]] = []
         self.folder = root / "server"
@@ -171,7 +171,7 @@ class World:
 
     def settings(self) -> list[str]:
         """The terms as options."""
-        words: list[str] = []
+        words = [] if "masked" in self.terms else ["--plain"]  # masked worlds say so
         for key, value in self.terms.items():
             if isinstance(value, bool):
                 words.append(f"--{'' if value else 'no-'}{key.replace('_', '-')}")

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import apfl.maths.hits as hits_room
+import apfl.maths.machine as machine_room
 import apfl.maths.personalise as personalise_room
 from apfl.maths.hat import HatFactors, fit_refinement, hat_basis
 from apfl.maths.hits import Grid, hits, left_out_prior
@@ -218,7 +219,7 @@ def test_every_client_is_in_one_bucket_with_others_of_its_size():
     assert max(map(len, buckets)) > 5
     for bucket in buckets:
         own = [sizes[k] for k in bucket]
-        assert max(own) <= personalise_room.ALIKE * min(own)
+        assert max(own) <= machine_room.ALIKE * min(own)
         assert len(own) == 1 or len(own) * max(own) <= personalise_room.ROWS_ON_A_CORE
 
 

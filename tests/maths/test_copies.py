@@ -43,7 +43,7 @@ from tests.stress import FILES, SHARED, Rows, known, shards
 def fitted(train: Rows, test: Rows, **settings: object) -> tuple[np.ndarray, dict]:
     """Which test rows are predicted right, each by its client's model, and what was chosen."""
     n_clients, n_classes = int(train.client.max()) + 1, int(train.y.max()) + 1
-    (only,) = load_method("apfl", **settings).rounds(shards(train, n_clients), n_classes, 0)
+    (only,) = load_method("apfl", **{"map": "random"} | settings).rounds(shards(train, n_clients), n_classes, 0)
     right = np.zeros(len(test), dtype=bool)
     for k, model in enumerate(only.models):
         own = test.client == k
@@ -92,11 +92,11 @@ def slice_of_cifar100(rows_of_cifar100) -> tuple[Rows, Rows]:
 
 
 def test_the_two_commands_of_the_readme_give_47_with_one_row_twice(rows_of_cifar100):
-    """All defaults: 5 clients, alpha 0.5, 2,400 rows, of which 1,800 train, below the width of 2048."""
+    """All defaults of random maps: 5 clients, alpha 0.5, 2,400 rows, of which 1,800 train, below the width of 2048."""
     made = federation(*rows_of_cifar100, clients=5, alpha=0.5)
     twice = made.train[0] + Shard(made.train[0].features[:1], made.train[0].labels[:1])
     own = [twice, *made.train[1:]]
-    (only,) = load_method("apfl").rounds(own, 20, 0)
+    (only,) = load_method("apfl", map="random").rounds(own, 20, 0)
     accuracies = np.array(client_accuracies(only.models, made.test))
     assert only.chosen["d_primary"] == 2048 > sum(map(len, made.train)) + 1
     pooled = (torch.cat([getattr(shard, name) for shard in own]).numpy() for name in ("features", "labels"))
@@ -462,7 +462,7 @@ def test_a_table_loses_the_lengths_of_its_rows():
 
 def test_a_saved_model_of_a_table_predicts_otherwise(tmp_path):
     shard = draw_shard(80, 0)
-    (only,) = APFL(d_primary=40).rounds([shard], 3, 0)
+    (only,) = APFL(map="random", d_primary=40).rounds([shard], 3, 0)
     model = only.models[0]
     assert model.normaliser.how == only.chosen["normalise"] == "columns"
     model.save(tmp_path / "m.safetensors")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
+from apfl.maths.dither import uniform
 from apfl.maths.integers import (
     FAILS,
     HIDDEN,
@@ -18,7 +19,6 @@ from apfl.maths.integers import (
     bits_for,
     round_statistics,
     spectral_bound,
-    uniform,
 )  # fmt: skip
 from apfl.maths.ridge import statistics
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from apfl import load_model
 from apfl.errors import InputError
 from apfl.federate import Terms
+from apfl.maths.dither import uniform
 from apfl.maths.integers import (
     Encoding,
     Rounding,
     round_statistics,
     spectral_bound,
-    uniform,
 )
 from apfl.maths.landmarks import (
     JITTER,
@@ -324,9 +324,9 @@ def test_a_landmark_model_survives_its_file_and_a_damaged_one_is_refused(tmp_pat
 
 
 def test_cost_is_that_of_the_messages():
-    fixed = {"gamma": 1.0, "beta": 1.0, "balance": 0.5, "tau": 0.1, "normalise": "row", "d_primary": D}
+    fixed = {"gamma": 1.0, "beta": 1.0, "balance": 0.5, "tau": 0.1, "weight": 1.0, "normalise": "row", "d_primary": D}
     clients = draw_clients([40, 30], L, C, 0)
-    (plain,) = load_method("apfl", **fixed).rounds(clients, C, 0)
+    (plain,) = load_method("apfl", map="random", **fixed).rounds(clients, C, 0)
     (exact,) = load_method("apfl", **fixed, map="landmarks", bits=0).rounds(clients, C, 0)
     (free,) = load_method("apfl", **fixed, map="landmarks", landmarks="free", bits=0).rounds(clients, C, 0)
     (rounded,) = load_method("apfl", **fixed, map="landmarks", bits=16).rounds(clients, C, 0)
@@ -357,10 +357,36 @@ def test_rounding_makes_no_copies_of_rows():
     assert primary.gamma > -10 * lowest
 
 
+@pytest.mark.parametrize("eigen_width", [0, 1024])
+def test_gamma_rises_until_there_is_a_primary(monkeypatch, eigen_width):
+    """A client that claims a million times its rows makes everyone's step as large, and the sum as indefinite."""
+    monkeypatch.setattr("apfl.maths.gcv.EIGEN_WIDTH", eigen_width)
+    phi = rows(80, 20)
+    stats = statistics(phi, one_hot(torch.arange(80) % C, C))
+    unit = float(phi.square().sum(1).mean())
+    up, down = torch.linalg.qr(rows(20, 2))[0].T  # an error of mean 0 leaves the trace as it is
+    error = 3e5 * unit * (torch.outer(up, up) - torch.outer(down, down))
+    spoilt = replace(stats, autocorrelation=stats.autocorrelation + error)
+    lowest = -float(torch.linalg.eigvalsh(spoilt.autocorrelation)[0])
+    primary = solve_primary(spoilt, "auto")
+    assert 10 * lowest <= primary.gamma < 1e4 * lowest
+    assert bool(torch.isfinite(primary.weights).all())
+    with pytest.raises(InputError, match="not positive definite"):
+        solve_primary(spoilt, 1.0)
+
+
 def test_how_the_other_rows_are_spread_does_not_matter():
     """The paper's invariance, with maps and settings fixed and without rounding."""
     a, b, c = draw_clients([30, 20, 25], L, C, 0)
-    settings = {"gamma": 1.0, "beta": 1.0, "balance": 0.5, "tau": 0.0, "normalise": "row", "d_primary": D}
+    settings = {
+        "gamma": 1.0,
+        "beta": 1.0,
+        "balance": 0.5,
+        "tau": 0.0,
+        "weight": 1.0,
+        "normalise": "row",
+        "d_primary": D,
+    }
     method, x = load_method("apfl", **settings, map="landmarks", bits=0), rows(9, L).float()
     (apart,) = method.rounds([a, b, c], C, 0)
     (merged,) = method.rounds([a, c + b], C, 0)
@@ -372,7 +398,9 @@ def test_how_the_other_rows_are_spread_does_not_matter():
 def test_on_one_map_with_balance_1_it_is_ridge_to_global(normalise):
     clients, x = draw_clients([40, 30], L, C, 0), rows(9, L).float()
     settings = {"gamma": 0.5, "beta": 0.3, "map": "landmarks", "normalise": normalise}
-    (apfl,) = load_method("apfl", **settings, bits=0, d_primary=D, balance=1.0, tau=0.0).rounds(clients, C, 3)
+    (apfl,) = load_method("apfl", **settings, bits=0, d_primary=D, balance=1.0, tau=0.0, weight=1.0).rounds(
+        clients, C, 3
+    )
     (other,) = load_method("ridge_to_global", **settings, d=D).rounds(clients, C, 3)
     for a, b in zip(apfl.models, other.models, strict=True):
         torch.testing.assert_close(a.scores(x), b.scores(x), atol=1e-9, rtol=0)
@@ -412,7 +440,7 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(InputError, match="landmarks=federated given; allowed: federation or free, or a file"):
         load_method("apfl", landmarks="federated")
     with pytest.raises(InputError, match="bits=16 with map='random'"):
-        load_method("apfl", bits=16)
+        load_method("apfl", map="random", bits=16)
     with pytest.raises(InputError, match=r"bits=0 given.*Leave bits out, or give 8 to 32"):
         Terms("f", method=APFL(map="landmarks", bits=0))
     for setting in ({"d_refinement": 7}, {"intercept": True}, {"activation_primary": "relu"}):

@@ -27,7 +27,7 @@ def last_round(name: str, clients: list[Shard], n_classes: int, seed: int = 0, *
 
 def small(name: str) -> dict[str, int]:
     """Widths and rounds that keep the test quick, where the method has any."""
-    sizes = {"d": 40, "d_primary": 40, "n_rounds": 12}
+    sizes = {"d": 40, "d_block": 40, "blocks": 2, "d_primary": 40, "n_rounds": 12}
     return {field.name: sizes[field.name] for field in fields(method_class(name)) if field.name in sizes}
 
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["result", "run", "server", "status"]
 
+NEEDED = {"--classes": "class_names", "--n-features": "n_features"}  # by masked terms
+
 # What apfl and Flower write into the server's folder; whatever else lies there stays as it is.
 OWN_FILES = ("blobs", "keys", "flower", "ledger*", "events.jsonl", "terms.json", "signing.*", "lock*")
 
@@ -77,18 +79,23 @@ def server(
         ),
     ] = None,
     classes: Annotated[
-        str | None, typer.Option(help="Class names, separated by commas. \\[default: those of the sites]")
+        str | None,
+        typer.Option(
+            help="Class names, separated by commas, or a file with one on each line. \\[default, with --plain: those "
+            "of the sites]"
+        ),
     ] = None,
     masked: Annotated[
         bool | None,
         typer.Option(
-            "--masked/--not-masked",
-            help="See only sums over sites, never one site's; needs --classes, --n-features, --max-rows and a roster. "
-            "\\[default: not]",
+            "--masked/--plain",
+            help="See only sums over sites (needs --classes, --n-features and a roster), or what each site sends, from "
+            "which its rows can often be recovered. \\[default: masked if secure]",
         ),
     ] = None,
     n_features: Annotated[
-        int | None, typer.Option(help="Number of features of a row. \\[default: that of the sites]", min=1)
+        int | None,
+        typer.Option(help="Number of features of a row. \\[default, with --plain: that of the sites]", min=1),
     ] = None,
     epsilon: Annotated[
         float | None,
@@ -124,15 +131,16 @@ def server(
     """
     need_flower()
     os.umask(0o077)
+    where = Server(folder, host, port, secure=not is_loopback(host) if secure is None else secure)
     given = {
         "quorum": quorum, "min_cohort": min_cohort, "min_per_class": min_per_class, "wire": wire, "seed": seed,
-        "keep_contributions": keep_contributions, "class_names": classes and tuple(classes.split(",")),
+        "keep_contributions": keep_contributions, "class_names": classes and _names(classes),
         "max_rows": max_rows, "max_share": max_share, "masked": masked, "n_features": n_features,
         "releases": releases,
         "method": noise_settings(epsilon, delta, colluders) | method_settings(settings),
     }  # fmt: skip
-    terms = _agreement(folder, name, {key: value for key, value in given.items() if value not in (None, {})})
-    where = Server(folder, host, port, secure=not is_loopback(host) if secure is None else secure)
+    chosen = {key: value for key, value in given.items() if value not in (None, {})}
+    terms = _agreement(folder, name, chosen, masked=where.secure)
     if json.loads(terms).get("masked") and not where.secure:
         raise InputError("masked terms and no keys given: sites of a roster are known by their keys. Give --secure")
     command = where.command()
@@ -153,7 +161,7 @@ def server(
         wait_until(where.answers, process, 120, "the server", log)
         try:
             problem = _admit(where, "")
-            _tell_ready(where, json.loads(terms)["federation"], log, key)
+            _tell_ready(where, json.loads(terms), log, key)
             while process.poll() is None:
                 time.sleep(2)
                 for line in telling.lines():
@@ -165,11 +173,36 @@ def server(
     raise InputError(f"the server ended with code {process.returncode}; its log: {log}")
 
 
-def _tell_ready(where: Server, federation: str, log: Path, key: str) -> None:
+def _names(classes: str) -> tuple[str, ...]:
+    """Class names from a file with one on each line, or separated by commas."""
+    path = Path(classes)
+    if "," in classes or not path.is_file():
+        return tuple(classes.split(","))
+    try:
+        return tuple(line for line in path.read_text().splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} cannot be read ({error}); give a text file with one class name on each line"
+        ) from error
+
+
+def _tell_ready(where: Server, terms: dict[str, Any], log: Path, key: str) -> None:
     names = ", ".join(sorted(where.registered)) or "none yet"
     security = f"TLS, sites admitted: {names}" if where.secure else "insecure"
-    out.print(f"ready: {federation} on {where.host}:{where.port} ({security}); log: {log}", soft_wrap=True)
+    out.print(f"ready: {terms['federation']} on {where.host}:{where.port} ({security}); log: {log}", soft_wrap=True)
+    out.print(_what_it_sees(where, terms), soft_wrap=True, highlight=False)
     out.print(f"instructions are signed with key {key}", soft_wrap=True)
+
+
+def _what_it_sees(where: Server, terms: dict[str, Any]) -> str:
+    """What this server sees of a site, in one line."""
+    if not terms.get("masked"):
+        return (
+            "plain: this server sees what each site sends, from which its rows can often be recovered; a server with "
+            "--masked sees sums over sites only"
+        )
+    lacking = "" if any((where.folder / "rosters").glob("*.json")) else f". First: apfl federate roster {where.folder}"
+    return f"masked: this server sees sums over three sites or more, and nothing of a single one{lacking}"
 
 
 def _warn_of_strangers(where: Server) -> None:
@@ -257,10 +290,10 @@ def result(
         err.print(f"wrote {target}; without a site's refinement it is what a new site starts from", soft_wrap=True)
 
 
-def _agreement(folder: Path, name: str | None, given: dict[str, Any]) -> str:
+def _agreement(folder: Path, name: str | None, given: dict[str, Any], *, masked: bool = False) -> str:
     """The terms as JSON. Those of a folder that is started again are read without torch, which takes seconds."""
     if name or given or not (folder / "ledger.sqlite").exists():
-        return _agree(folder, name, given).to_json()
+        return _agree(folder, name, given, masked=masked).to_json()
     ledger = Ledger(folder, wait=10)
     try:
         return ledger.get("draft") or ""
@@ -268,21 +301,38 @@ def _agreement(folder: Path, name: str | None, given: dict[str, Any]) -> str:
         ledger.close()
 
 
-def _agree(folder: Path, name: str | None, given: dict[str, Any]) -> Terms:
+def _new_terms(given: dict[str, Any], masked: bool) -> dict[str, Any]:
+    """What was given, with the defaults of a new folder: masks between machines, which need what no site may say."""
+    if not given.setdefault("masked", masked):
+        return given
+    lacking = [option for option, key in NEEDED.items() if key not in given]
+    if lacking:
+        raise InputError(
+            f"no {' and '.join(lacking)} given: a server between machines sees sums over sites only, so no site tells "
+            "it what classes and features there are. With --plain it sees what each site sends, from which its rows "
+            "can often be recovered"
+        )
+    return given | {"method": {"map": "landmarks", **given.get("method", {})}}
+
+
+def _agree(folder: Path, name: str | None, given: dict[str, Any], *, masked: bool = False) -> Terms:
     """The federation's terms: those of the folder, or new ones; terms that contradict the folder's are refused."""
-    from apfl.federate import Coordinator, Terms
+    if not (folder / "ledger.sqlite").exists():
+        given = _new_terms(given, masked)
+    from apfl.federate import Coordinator, Terms, public
     from apfl.federate.terms import HALF, LATER_SETTINGS
 
     if not (folder / "ledger.sqlite").exists():
         named = name or re.sub(r"[^A-Za-z0-9._-]", "-", folder.absolute().name)
         folder.mkdir(parents=True, exist_ok=True)
-        with Coordinator(folder, Terms.checked({"federation": named, "max_share": HALF, **given})) as coordinator:
+        share = {} if given["masked"] else {"max_share": HALF}
+        with Coordinator(folder, Terms.checked({"federation": named, **share, **given})) as coordinator:
             return coordinator.draft
     with Coordinator(folder, wait=10) as coordinator:
         draft = coordinator.draft
     wanted = json.loads(draft.to_json())
     wanted["method"] = LATER_SETTINGS | wanted["method"] | given.pop("method", {})
-    asked = Terms.checked(wanted | given | ({"federation": name} if name else {}))
+    asked, _ = public.named(Terms.checked(wanted | given | ({"federation": name} if name else {})))
     if asked != draft:
         raise InputError(f"{folder} has other terms (see {folder / 'terms.json'}); omit the options")
     return draft

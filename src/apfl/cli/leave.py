@@ -15,10 +15,22 @@ from apfl.federate.ledger import Ledger
 
 __all__ = ["forget", "leave", "server_of"]
 
+REDRAWN = (
+    "the landmarks, and all that was made on them, are deleted: the next run asks the others again and draws new ones "
+    "from their moments (apfl federate run {}). Until then there is no primary"
+)
 SiteArgument = Annotated[str, typer.Argument(help="Site to take out.")]
 ContributionOption = Annotated[
     Path | None,
     typer.Option(help="File that the site sent (sent-HASH.safetensors in its folder), if the server keeps only sums."),
+]
+
+NewLandmarksOption = Annotated[
+    bool,
+    typer.Option(
+        "--new-landmarks",
+        help="Draw landmarks anew from those who remain, who are asked again. \\[default: they stay, as in the terms]",
+    ),
 ]
 
 
@@ -26,23 +38,27 @@ def leave(
     folder: FolderArgument,
     site: SiteArgument,
     contribution: ContributionOption = None,
+    new_landmarks: NewLandmarksOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Take a site out, exactly as if it had never joined, and print the evidence."""
-    _take_out(folder, site, contribution, False, as_json)
+    _take_out(folder, site, contribution, False, new_landmarks, as_json)
 
 
 def forget(
     folder: FolderArgument,
     site: SiteArgument,
     contribution: ContributionOption = None,
+    new_landmarks: NewLandmarksOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Take a site out as `leave` does, and erase its name too."""
-    _take_out(folder, site, contribution, True, as_json)
+    _take_out(folder, site, contribution, True, new_landmarks, as_json)
 
 
-def _take_out(folder: Path, site: str, contribution: Path | None, forget: bool, as_json: bool) -> None:
+def _take_out(
+    folder: Path, site: str, contribution: Path | None, forget: bool, new_landmarks: bool, as_json: bool
+) -> None:
     data = None
     if contribution is not None:
         if not contribution.is_file():
@@ -53,6 +69,12 @@ def _take_out(folder: Path, site: str, contribution: Path | None, forget: bool, 
 
     with Coordinator(folder, wait=10) as coordinator:
         masked = coordinator.draft.masked
+        if new_landmarks:
+            coordinator.check_redraw()
+            if site in coordinator.ledger.gone():  # a former call was interrupted, or did not ask for new landmarks
+                coordinator.redraw()
+                out.print(REDRAWN.format(folder), soft_wrap=True, highlight=False)
+                return
         kept = masked or coordinator.draft.keep_contributions or data is not None
         if kept:
             evidence = (coordinator.forget if forget else coordinator.leave)(site, data).to_json()
@@ -62,6 +84,10 @@ def _take_out(folder: Path, site: str, contribution: Path | None, forget: bool, 
         run_id = start_run(server_of(folder), leave=site, forget=forget)
         evidence = follow(folder, run_id, lambda event: None)["evidence"]
     _dismiss(folder, site, forget)
+    if new_landmarks:
+        with Coordinator(folder, wait=10) as coordinator:
+            coordinator.redraw()
+        evidence |= {"publication": None, "difference": None, "residual": None, "remains": []}
     renewed = _renew_rosters(folder, site) if masked else []
     if as_json:
         out.print(json.dumps(evidence), soft_wrap=True, highlight=False)
@@ -70,7 +96,9 @@ def _take_out(folder: Path, site: str, contribution: Path | None, forget: bool, 
         out.print(line, soft_wrap=True, highlight=False)
     for line in renewed:
         out.print(line, soft_wrap=True, highlight=False)
-    if evidence["publication"] is not None:
+    if new_landmarks:
+        out.print(REDRAWN.format(folder), soft_wrap=True, highlight=False)
+    elif evidence["publication"] is not None:
         out.print(f"sites refit with the next run: apfl federate run {folder}", soft_wrap=True)
 
 

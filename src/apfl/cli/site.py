@@ -69,6 +69,10 @@ def join(
         Path | None, typer.Option(help="Roster of this site, for masked sums; compare its fingerprint first.")
     ] = None,
     identity: Annotated[Path | None, typer.Option(help="Identity of this site on the roster, NAME.identity.")] = None,
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(help="Fingerprint of the roster as the other sites have it; without it, join asks whether it is."),
+    ] = None,
     show: Annotated[
         bool, typer.Option("--show-what-leaves", help="List what would leave this site, and stop.")
     ] = False,
@@ -123,16 +127,15 @@ def join(
 
     min_per_class = min_per_class or Terms.min_per_class
     site = _site(folder, name, data, statistics, given)
-    _tell_what_leaves(site, terms, min_per_class, contribute)
+    _tell_what_leaves(site, terms, min_per_class, contribute, masked=roster is not None)
     _tell_features(site)
     _tell_changes(site, rejoin)
-    if roster is not None and identity is not None:
-        _tell_roster(name, roster, identity)
+    found = "" if roster is None or identity is None else _tell_roster(name, roster, identity)
+    _check_fingerprint(found, fingerprint)
     if show:
         return
     need_flower()
-    if not yes and not typer.confirm("May this leave?", err=True):
-        raise InputError("nothing was sent")
+    _confirm(yes, bool(found) and fingerprint is None)
     config: dict[str, Any] = {
         "min-per-class": min_per_class, "contribute": contribute, "rejoin": rejoin, "report": report,
         "terms": _absolute(terms), "authority": "" if insecure else _absolute(ca),
@@ -140,6 +143,26 @@ def join(
         **{key.replace("_", "-"): value for key, value in given.items()},
     }  # fmt: skip
     _connect(Connection(folder, name, _rows_of(data), server, None if insecure else ca, key, config), patience)
+
+
+def _check_fingerprint(found: str, given: str | None) -> None:
+    """Refuse another roster than the other sites have."""
+    if given is None:
+        return
+    if not found:
+        raise InputError("--fingerprint given without --roster: it is the roster's")
+    if given.replace(" ", "").lower() != found:
+        raise InputError(
+            f"the roster has fingerprint {found}, and {printable(given, 80)} was given: this is not the roster of the "
+            "other sites. Nothing was sent"
+        )
+
+
+def _confirm(yes: bool, roster: bool) -> None:
+    """Ask whether the roster is that of the other sites, and whether all this may leave."""
+    questions = [*(["Do the other sites have the same fingerprint?"] if roster else []), "May this leave?"]
+    if not yes and not all(typer.confirm(question, err=True) for question in questions):
+        raise InputError("nothing was sent")
 
 
 def _rows_of(data: str | None) -> str:
@@ -197,19 +220,23 @@ def _connect(connection: Connection, patience: float) -> None:
         err.print(f"{name}: disconnected; what it contributed counts until `apfl federate leave`")
 
 
-def _tell_what_leaves(site: Site, terms: Path | None, min_per_class: int, contribute: bool) -> None:
-    """List what the site would send, under the server's terms or the default ones."""
+def _tell_what_leaves(site: Site, terms: Path | None, min_per_class: int, contribute: bool, *, masked: bool) -> None:
+    """List what the site would send, under the server's terms or the default ones: masked for a site with a roster."""
     from apfl.federate import Terms
+    from apfl.federate.disclosure import default_masked
 
-    agreement = terms.read_bytes() if terms else Terms("unknown", min_per_class=min_per_class).to_json().encode()
+    default = default_masked(site.class_names, site.train.features.shape[1]) if masked and not terms else {}
+    agreement = (
+        terms.read_bytes() if terms else Terms("unknown", min_per_class=min_per_class, **default).to_json().encode()
+    )
     under = "" if terms else ", under the default terms (pass --terms to be exact)"
     err.print(f"What leaves {site.name}{under}:")
     for line in site.what_leaves(agreement).lines() if contribute else ["nothing: this site only receives"]:
         err.print(f"  - {printable(line, 10_000)}", highlight=False, soft_wrap=True)
 
 
-def _tell_roster(name: str, roster: Path, identity: Path) -> None:
-    """Say who may be in a sum with this site, after a check that the site itself may."""
+def _tell_roster(name: str, roster: Path, identity: Path) -> str:
+    """Say who may be in a sum with this site, after a check that the site itself may; the roster's fingerprint."""
     from apfl.federate.masked.rosters import read_identity, read_roster
     from apfl.federate.secure import Member
 
@@ -219,6 +246,7 @@ def _tell_roster(name: str, roster: Path, identity: Path) -> None:
         f"Compare the roster's fingerprint with the other sites': {members.fingerprint}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
+    return members.fingerprint
 
 
 def _tell_features(site: Site) -> None:
@@ -292,6 +320,7 @@ def simulate(
     names = simulated(folder, source, protocol, seed, terms, as_json=as_json)
     out.print(status_of_folder(folder, as_json)(), soft_wrap=as_json)
     if not as_json:
+        out.print("plain: in a simulation one process sees all rows, so masks would hide nothing", soft_wrap=True)
         if client_column is not None:
             sentence = listed([f"{site} is {printable(name, 60)}" for site, name in names.items()])
             out.print(f"sites: {sentence}", soft_wrap=True, highlight=False)

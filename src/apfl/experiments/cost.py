@@ -154,7 +154,7 @@ def traffic(size: Size, method: APFL, d: int) -> Traffic:
         up["statistics"] = statistics_bytes(size.own, d + method.intercept, size.classes)
         up["echo"] = ECHO_BYTES
     if method.choice.open and method.scope != "client":
-        up["table"] = table_bytes(method.choice.grid(1.0).shape)
+        up["table"] = len(method.choice.weights) * table_bytes(method.choice.grid(1.0).shape)
     width = d if method.map == "landmarks" else d + method.intercept
     sketch = method.sketch if method.choice.open else None
     dtype = torch.int16 if bits else torch.float64

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.maths.integers import FAILS, Rounding, round_statistics, spectral_bound, uniform
+from apfl.maths.dither import uniform
+from apfl.maths.integers import FAILS, Rounding, round_statistics, spectral_bound
 from apfl.maths.landmarks import LandmarkMap, Spread, draw_points, landmark_map, spread
 from apfl.maths.leaveout import fit_refinement
 from apfl.maths.maps import FeatureMap, random_map

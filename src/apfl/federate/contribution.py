@@ -32,7 +32,8 @@ from apfl.federate.private.plausible import check_rows, n_rows
 from apfl.federate.terms import Terms
 from apfl.federate.wire import LARGEST_HEADER, Expected, count, seal, sha256, text, unseal
 from apfl.maths.bits import squeeze
-from apfl.maths.integers import OF_ONE_LENGTH, Encoding, Uniform, statistics_layout
+from apfl.maths.dither import Uniform
+from apfl.maths.integers import OF_ONE_LENGTH, Encoding, statistics_layout
 from apfl.maths.leaveout import ECHO
 from apfl.maths.ridge import Statistics, gram, one_hot, statistics
 from apfl.maths.wire import (

@@ -28,12 +28,13 @@ from apfl.federate.piloting import Choice, Piloting, Stage
 from apfl.federate.pool import Pool
 from apfl.federate.private import account
 from apfl.federate.private.publishing import check_room, room_for
+from apfl.federate.public import keep_public, named, public_spread
 from apfl.federate.publishing import Publication
 from apfl.federate.status import status
 from apfl.federate.terms import Description, Terms, settle
 from apfl.federate.usable import usable
 from apfl.federate.wire import sha256
-from apfl.maths.hits import bounded
+from apfl.maths.hits import bounded, bounded_weights
 
 __all__ = ["Coordinator", "Publication", "Receipt"]
 
@@ -194,7 +195,7 @@ class Coordinator:
         return self._drawn(outline, spreads)
 
     def _drawn(self, outline: Terms, spreads: Sequence[np.ndarray]) -> Terms:
-        terms, data = draw(outline, spreads)
+        terms, data = draw(outline, spreads, public_spread(self.ledger, outline))
         self.ledger.blobs.put(LANDMARKS, data)
         with self.ledger.transaction():
             self.ledger.put("landmarks", LANDMARKS)
@@ -203,12 +204,26 @@ class Coordinator:
         self.ledger.scrub()
         return terms
 
-    def outline_from(self, outline: Terms) -> None:
-        """Under masks: all but the landmarks is fixed, from the sum of the sites' counts."""
+    def pilot_from(self, terms: Terms, question: bytes) -> None:
+        """Under masks: the pilot begins, from the sum of the sites' moments."""
+        self._piloting.start(terms, question, lambda trial: self._keep("trial", trial))
+
+    @property
+    def pilot(self) -> Piloting:
+        """The pilot, under way or not."""
+        return self._piloting
+
+    def outline_from(self, outline: Terms, choice: Choice | None = None) -> None:
+        """Under masks: all but the landmarks is fixed, from the sum of the sites' counts and what a pilot chose."""
         assert self._outline is None
+        files: list[str] = []
         with self.ledger.transaction():
+            if choice is not None:
+                choice.write(self.ledger)
+                files = self.ledger.empty_pilot()
             self._keep("outline", outline)
         self._outline = outline
+        self.ledger.blobs.remove(files)
 
     def settle_from(self, spreads: Sequence[np.ndarray]) -> None:
         """Under masks: draw landmarks from the sum of the sites' moments, or from none."""
@@ -403,7 +418,8 @@ class Coordinator:
             raise InputError("no client has sent a table of left-out hits yet")
         tables = [open_table(row["data"], self.terms) for row in rows]
         n_rows = [row["n"] for row in rows]
-        counted = bounded([table.hits for table in tables], n_rows)
+        bound = bounded if len(self.terms.choice.weights) == 1 else bounded_weights
+        counted = bound([table.hits for table in tables], n_rows)
         hits = {table.sha256: each for table, each in zip(tables, counted, strict=True)}
         return seal_choice(self.terms, current["number"], current["unit"], hits, sum(n_rows))
 
@@ -454,6 +470,28 @@ class Coordinator:
         spent = "nothing is published any more: the account has no room for a release without it"
         return replace(evidence, remains=(*evidence.remains, spent))
 
+    def check_redraw(self) -> None:
+        """Refuse to draw landmarks anew if they owe nothing to the members, or if only sums over sites are known."""
+        if self.draft.masked:
+            raise InputError(
+                "new landmarks under masked terms asked for: sites sum up their moments once, or two sums would tell "
+                "one site's. Leave without, or start a new federation"
+            )
+        if not self.draft.landmarked or self.draft.method.landmarks != "federation" or not self.settled:
+            raise InputError(
+                "new landmarks asked for, but none were drawn here from the members' moments; leave without"
+            )
+
+    def redraw(self) -> None:
+        """Settle anew, with landmarks from the members that remain: they are asked for everything but descriptions."""
+        self.check_redraw()
+        with self.ledger.transaction():
+            files = self.ledger.unsettle()
+        self.ledger.blobs.remove(files)
+        self.ledger.scrub()
+        self._outline = self._terms = self._pool = None
+        self._piloting.restarted()
+
     def contribution_of(self, client: str) -> str | None:
         """The hash of what a client contributed: with ``keep_contributions`` off it must bring those bytes to leave."""
         row = self.ledger.contribution_of(self.known(client))
@@ -482,11 +520,15 @@ class Coordinator:
         return terms
 
     def _draft(self, terms: Terms | None) -> Terms:
-        stored = self.ledger.get("draft")
+        stored, public = self.ledger.get("draft"), None
+        if terms is not None:
+            terms, public = named(terms)
         if stored is None:
             if terms is None:
                 raise InputError(f"{self.ledger.folder} holds no federation yet; give its terms")
             with self.ledger.transaction():
+                if public is not None:
+                    keep_public(self.ledger, public)
                 self.ledger.put("draft", terms.to_json())
                 self.ledger.event("opened", federation=terms.federation)
             return terms

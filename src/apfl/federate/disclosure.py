@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +21,24 @@ from apfl.maths.leaveout import ECHO
 from apfl.maths.normalise import check_features, needs_moments
 from apfl.maths.pilot import CANDIDATES, MOST_ROWS, WIDTH
 from apfl.maths.wire import form_for, statistics_shapes
+from apfl.methods.apfl import APFL
 
-__all__ = ["WhatLeaves", "leaves_of", "names_under", "of_large_classes", "select", "what_leaves", "without_classes"]
+__all__ = [
+    "WhatLeaves",
+    "default_masked",
+    "leaves_of",
+    "names_under",
+    "of_large_classes",
+    "select",
+    "what_leaves",
+    "without_classes",
+]
 
 
+PLAIN = (
+    "the server sees each of these by itself, and can often recover this site's rows from them; under masks (join "
+    "--roster) it sees sums over all sites only"
+)
 NEVER = "never: rows, images, labels of single rows, the personal model; metrics only if you say so"
 
 
@@ -95,6 +110,7 @@ class WhatLeaves:
     spread_bytes: int | None = None
     beyond: int = 0  # rows that stay out because the terms cap a client's rows
     smallest_sum: int = 0  # sites in a masked sum; 0: the server sees what this client sends
+    public: str = ""  # the file that landmarks are drawn from, if the server has one
     pilot: int = 0  # normalisations that a pilot tries; 0: the terms state one, or it is chosen already
     private: tuple[str, ...] = ()  # under epsilon: what leaves, in words
 
@@ -116,6 +132,10 @@ class WhatLeaves:
         ]
         if self.spread:
             lines.insert(2, self._spread_line().replace("then, once", "into a sum, once"))
+        if self.moments:
+            lines[2:2] = self._masked_moments()
+        if self.public:
+            lines.append(self._public_line())
         if self.table:
             lines.append(f"into a sum: {self.table:,} counts of left-out rows predicted right, one for each setting")
         lines += [
@@ -123,10 +143,27 @@ class WhatLeaves:
             "all sites, a sketch",
             "withheld from the other sums: classes with fewer than 20 rows over all sites, or at one site only",
             *self._stays(),
-            "checked here before anything is sent: the roster, the fewest sites in a sum, and that the map has at most "
-            "a quarter as many columns as there are rows",
+            "checked here before anything is sent: the roster, the fewest sites in a sum, and that maps have at most a "
+            "quarter as many columns as there are rows",
+            "if this site leaves later, the others sum up again, and a server that kept the former sum learns this "
+            "site's part from the difference",
         ]
         return [*lines, NEVER]
+
+    def _masked_moments(self) -> list[str]:
+        """What a normalisation takes that is made from everyone's moments."""
+        rows = "rows, of their roots and of rows at one length" if self.pilot else "rows"
+        lines = [
+            "with it: the power of four of the largest entry of each feature over all sites, without whose it is; into "
+            f"a sum, once: sum and sum of squares of each of the {self.n_features} features of the {rows}"
+        ]
+        if self.pilot:
+            lines += [
+                f"into a sum, once, for each of {self.pilot} ways of scaling the features: sums of products and sums "
+                f"by class on a map of at most {WIDTH} landmarks, of at most {MOST_ROWS:,} rows; and counts of "
+                "left-out rows predicted right"
+            ]
+        return lines
 
     def _stays(self) -> list[str]:
         """What stays at the site that could have been expected to leave."""
@@ -147,6 +184,7 @@ class WhatLeaves:
         if self.numbers is not None:
             size = f": {self.numbers:,} {what}, {(self.n_bytes or 0) / 1e6:.1f} MB"
         lines = [
+            PLAIN,
             f"first: the number of rows ({self.n_samples:,}), the feature width ({self.n_features}), and the names of "
             f"{len(self.counts)} classes: {', '.join(self.counts)}",
             f"then, once: sums of products of the activated features of these rows, and their sums by class{size}",
@@ -155,13 +193,13 @@ class WhatLeaves:
             f"{ECHO:,} buckets by a hash, and how many repeat another row of this site",
         ]
         if self.spread:
-            lines.insert(1, self._spread_line())
+            lines.insert(2, self._spread_line())
         if self.pilot:
-            lines[1:1] = self._pilot_lines()
+            lines[2:2] = self._pilot_lines()
         if self.moments:
             three = ", of the same at the root and with rows at one length" if self.pilot else ""
             lines.insert(
-                1,
+                2,
                 f"also first: sum and sum of squares of each of the {self.n_features} features, and of the rows' sizes"
                 f"{three}",
             )
@@ -171,6 +209,8 @@ class WhatLeaves:
             "the server keeps this contribution by itself" if self.keeps else "the server keeps only everyone's sum"
         )
         lines += self._stays()
+        if self.public:
+            lines.append(self._public_line())
         if self.bits:
             lines.append("all sums are rounded at random to integers, by a seed that stays at this site")
         return [*lines, NEVER]
@@ -184,12 +224,25 @@ class WhatLeaves:
             "server deletes both when it has chosen one of them",
         ]
 
+    def _public_line(self) -> str:
+        return f"nothing for the landmarks: the server draws them from {self.public}"
+
     def _spread_line(self) -> str:
         size = "" if self.spread_bytes is None else f": at most {self.spread_bytes / 1e6:.1f} MB"
         return (
             f"then, once: the sum of each of the {self.n_features} normalised features and the sums of their "
             f"{self.spread}, from which the server draws landmarks{size}"
         )
+
+
+def default_masked(class_names: Sequence[str], n_features: int) -> dict[str, Any]:
+    """Masked terms by default, with a site's own classes: what a site lists that has a roster and no terms yet."""
+    return {
+        "class_names": tuple(class_names),
+        "n_features": n_features,
+        "masked": True,
+        "method": APFL(map="landmarks"),
+    }
 
 
 def what_leaves(train: Shard, class_names: Sequence[str], terms: Terms) -> WhatLeaves:
@@ -222,7 +275,7 @@ def leaves_of(
         width=terms.width if terms.settled else None,
         numbers=numbers,
         n_bytes=n_bytes,
-        table=int(np.prod(terms.grid(1.0).shape)) if terms.wants_tables else 0,
+        table=int(np.prod(terms.table_shape)) if terms.wants_tables else 0,
         moments=needs_moments(terms.method.normalise),
         keeps=terms.keep_contributions,
         bits=terms.bits if terms.landmarked else 0,
@@ -230,6 +283,7 @@ def leaves_of(
         spread_bytes=None if terms.spread is None else spread_encoding(terms).layout.n_bytes,
         beyond=sum(counts.values()) - n - sum(withheld.values()),
         smallest_sum=terms.smallest_sum if terms.masked else 0,
+        public=_public(terms),
         pilot=len(CANDIDATES) if terms.pilots else 0,
         private=lines_of(terms, shared, n_features),
     )
@@ -248,10 +302,17 @@ def _statistics_size(terms: Terms, n: int) -> tuple[int, int]:
 
 def _second_moments(terms: Terms) -> str:
     """Which sums the landmarks are drawn from, in words; empty if none."""
-    if not terms.landmarked or terms.method.landmarks == "free":
+    if not terms.landmarked or terms.method.landmarks != "federation":
         return ""
     open_yet = "products (squares alone, if all sites have fewer rows than four for each feature)"
     return {"full": "products", "diagonal": "squares", None: open_yet}[terms.spread]
+
+
+def _public(terms: Terms) -> str:
+    """The file of public features behind the landmarks, in words; empty if there is none."""
+    if terms.public_sha256 is None:
+        return ""
+    return f"a file of public features that it has ({terms.public_rows:,} rows, SHA-256 {terms.public_sha256[:12]})"
 
 
 def _listed(counts: Mapping[str, int]) -> str:

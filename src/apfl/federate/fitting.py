@@ -16,13 +16,13 @@ from apfl.data.federation import Shard
 from apfl.federate.landmarks import Landmarks, agreed_maps
 from apfl.federate.messages import Broadcast
 from apfl.federate.terms import Terms
-from apfl.maths.alone import Comparison, compare, go_alone
+from apfl.maths.alone import Comparison, go_alone, own_way
 from apfl.maths.centred import CentredMap
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, LandmarkMap, spread
 from apfl.maths.leaveout import leaving
 from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import Normaliser, described, needs_moments, normaliser
-from apfl.maths.personalise import Rows, Setting, Shared, leave_out, refine, width_for
+from apfl.maths.personalise import Plan, Rows, Setting, Shared, leave_out, refine, width_for
 from apfl.methods._streams import Map, draw_landmarks
 from apfl.models.dual_stream import DualStream
 from apfl.models.landmark import LandmarkModel
@@ -36,22 +36,24 @@ class Fitted:
 
     model: DualStream | LandmarkModel
     comparison: Comparison
-    alone: bool  # whether the model goes without the primary
+    alone: bool  # whether the model goes without the primary, and without anything else of the others
+    weight: float  # on the primary
 
 
 def left_out_hits(
     shard: Shard, terms: Terms, landmarks: Landmarks | None, broadcast: Broadcast, member: bool
 ) -> Tensor:
     """How many of the rows behind the statistics each setting gets right once they are left out, int64."""
-    rows = _mapped(shard.only_shared(), terms, landmarks, member)
-    return leave_out(rows, _shared(broadcast), terms.method.smoothing, terms.grid(broadcast.unit)).table
+    rows, tried = _mapped(shard.only_shared(), terms, landmarks, member), terms.grid(broadcast.unit)
+    found = leave_out(rows, _shared(broadcast), terms.method.smoothing, tried, weights=terms.choice.weights)
+    return torch.stack([*found.tables.values()]).view(terms.table_shape)
 
 
 def personal_model(
-    shard: Shard, terms: Terms, landmarks: Landmarks | None, broadcast: Broadcast, member: bool, setting: Setting,
+    shard: Shard, terms: Terms, landmarks: Landmarks | None, broadcast: Broadcast, member: bool, plan: Plan,
     scaling: str,
 ) -> Fitted:  # fmt: skip
-    """The client's model with this beta, balance and tau, from all its rows; without the primary if it does not help.
+    """The client's model with these settings, from all its rows; without the primary if it does not help.
 
     ``scaling`` is the normalisation of the invitation. Whoever describes rows has a part in the agreed mean and std, so
     a client that goes alone takes its own. So it is with landmarks.
@@ -61,11 +63,13 @@ def personal_model(
     own = normaliser(scaling, described(scaling, features)) if needs_moments(scaling) else terms.normaliser()
     own_map = _own_landmarks(terms, own, features) if terms.landmarked else terms.refinement_map(features, own)
     alone = go_alone(own_map(own(features)), rows.labels, terms.n_classes, (rows.groups, rows.copies))
-    comparison = compare(rows, _shared(broadcast), setting, smoothing, alone)
+    weight, comparison = own_way(rows, _shared(broadcast), plan, smoothing, alone)
     if not (comparison.goes_alone or (terms.method.gamma == "auto" and comparison.blind)):
         maps = agreed_maps(terms, features, landmarks)
-        return Fitted(_two_streams(rows, terms, maps, broadcast, setting), comparison, alone=False)
-    return Fitted(one_stream(own_map, alone.weights, own, terms.class_names), comparison, alone=True)
+        model = _two_streams(rows, terms, maps, broadcast, plan.settings[weight], weight)
+        return Fitted(model, comparison, alone=False, weight=weight)
+    model = one_stream(own_map, alone.weights, own, terms.class_names)
+    return Fitted(model, comparison, alone=True, weight=0.0)
 
 
 def one_stream(
@@ -86,16 +90,22 @@ def _own_landmarks(terms: Terms, own: Normaliser, features: Tensor) -> LandmarkM
 
 
 def _two_streams(
-    rows: Rows, terms: Terms, maps: tuple[Map | CentredMap, Map | CentredMap], broadcast: Broadcast, setting: Setting
+    rows: Rows,
+    terms: Terms,
+    maps: tuple[Map | CentredMap, Map | CentredMap],
+    broadcast: Broadcast,
+    setting: Setting,
+    weight: float,
 ) -> DualStream | LandmarkModel:
-    own = refine(rows, _shared(broadcast), setting, terms.method.smoothing)
+    own = refine(rows, _shared(broadcast), setting, terms.method.smoothing, weight)
+    primary = broadcast.weights if weight == 1 else weight * broadcast.weights
     primary_map, refinement_map = maps
     if not isinstance(primary_map, FeatureMap) or not isinstance(refinement_map, FeatureMap):  # one for both
         assert not isinstance(primary_map, FeatureMap)
-        weights = broadcast.weights + own.balance * own.refinement
+        weights = primary + own.balance * own.refinement
         return _folded(primary_map, weights, terms.normaliser(), terms.class_names, own.prior)
     return DualStream(
-        primary_map, broadcast.weights, refinement_map, own.refinement, own.balance, terms.normaliser(),
+        primary_map, primary, refinement_map, own.refinement, own.balance, terms.normaliser(),
         terms.class_names, prior=own.prior,
     )  # fmt: skip
 

@@ -24,7 +24,8 @@ from apfl.federate.terms import Terms
 from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
 from apfl.maths.bits import Layout, Squeezed, packed_bytes
 from apfl.maths.centred import CentredMap
-from apfl.maths.integers import Encoding, Rounding, Uniform, spectral_bound
+from apfl.maths.dither import Uniform
+from apfl.maths.integers import Encoding, Rounding, spectral_bound
 from apfl.maths.landmarks import LandmarkMap, Spread, landmark_bits, no_spread
 from apfl.maths.noise import IntegerRows
 from apfl.maths.spread_encoding import SpreadEncoding
@@ -177,10 +178,10 @@ def _check_spread(encoding: SpreadEncoding, integers: np.ndarray) -> None:
 # ----------------------------------------------------------------------------------------------------- landmarks
 
 
-def draw(outline: Terms, spreads: Iterable[np.ndarray]) -> tuple[Terms, bytes]:
-    """The settled terms and the message with the landmarks, from the sum of the clients' integers."""
+def draw(outline: Terms, spreads: Iterable[np.ndarray], public: Spread | None = None) -> tuple[Terms, bytes]:
+    """The settled terms and the message with the landmarks, from the sum of the clients' integers or public moments."""
     assert outline.outlined
-    shared = no_spread(outline.n_in)
+    shared = no_spread(outline.n_in) if public is None else public
     if outline.spread is not None:
         encoding = spread_encoding(outline)
         summed = np.zeros(encoding.layout.size, np.int64)

@@ -65,6 +65,10 @@ CREATE TABLE refusals (id INTEGER PRIMARY KEY, client TEXT, what TEXT NOT NULL, 
 CREATE TABLE events (id INTEGER PRIMARY KEY, at REAL NOT NULL, what TEXT NOT NULL, client TEXT, detail TEXT NOT NULL);
 """
 DIGEST = "digest of the rest"  # in meta
+OF_TERMS = (  # in meta, what goes with the settled terms
+    "terms", "terms_digest", "outline", "outline_digest", "trial", "trial_digest", "landmarks", "sum", "sum_sha256",
+    "pilot", "pilot_question", "pilot_primaries", "influence", "stale",
+)  # fmt: skip
 # What decides a result. Data are known by their hash; times, events, refusals and former tables decide nothing.
 DECISIVE = (
     "name, sql FROM sqlite_master", "name, seq FROM sqlite_sequence",
@@ -243,7 +247,7 @@ class Ledger:
         names |= {name for name, _ in self.cohort_sums().values()}
         names |= {each["blob"] for each in json.loads(self.get("releases") or "[]") if each["blob"]}
         names |= {_pilot_file(what) for what in PILOT_FILES if self.get(f"pilot_{what}")}
-        return names | {name for name in (self.get("sum"), self.get("landmarks")) if name}
+        return names | {name for name in (self.get("sum"), self.get("landmarks"), self.get("public")) if name}
 
     def scrub(self) -> None:
         """Overwrite what was deleted: in the database and in its log. If a reader is in the way, when next opened."""
@@ -547,6 +551,17 @@ class Ledger:
         if stale:
             self.put("stale", "1")
             self.db.execute("DELETE FROM meta WHERE key = 'influence'")
+
+    def unsettle(self) -> list[str]:
+        """Delete the settled terms and all that was made under them, but for the descriptions. The files to remove."""
+        files = self.referred() - {self.get("public")}
+        for table in ("contributions", "publications", "spreads", "pilots", "landmarks", "metrics"):
+            self.db.execute(f"DELETE FROM {table}")
+        self.db.execute(f"DELETE FROM meta WHERE key IN ({_marks(OF_TERMS)})", OF_TERMS)
+        self.put("reopened", str(self.last_number()))
+        self.put("scrub", "due")
+        self.event("reopened")
+        return sorted(files)
 
     def erase(self, client: str, *, forget: bool) -> None:
         """What the ledger says about a client: all of it (``forget``), or all but that it was there and left."""

@@ -15,8 +15,8 @@ from apfl.federate.names import check_name
 from apfl.federate.private.account import Budget, check_told
 from apfl.federate.terms import MOST_CLASSES, Description, Terms, check_class_names
 from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
-from apfl.maths.hits import choose
 from apfl.maths.normalise import Moments, needs_moments
+from apfl.maths.personalise import Plan, Setting, plan_of
 from apfl.maths.pilot import CANDIDATES, Described
 from apfl.maths.wire import from_columns, to_columns
 
@@ -215,7 +215,7 @@ class Table:
 
     client: str
     number: int
-    hits: Tensor  # (betas, balances, taus), int64
+    hits: Tensor  # (betas, balances, taus), int64; for each weight on the primary, if several are tried
     sha256: str
 
 
@@ -229,7 +229,7 @@ def open_table(data: bytes, terms: Terms) -> Table:
 
     def expected(header: dict[str, Any]) -> Expected:
         check_address(header, terms)
-        return {"hits": (("I64",), terms.grid(1.0).shape)}
+        return {"hits": (("I64",), terms.table_shape)}
 
     header, tensors = unseal("table", data, expected)
     return Table(check_name("client", text(header, "client")), count(header, "number"), tensors["hits"], sha256(data))
@@ -240,22 +240,28 @@ class Choice:
     """What the summed tables chose."""
 
     number: int  # of the publication
-    setting: tuple[float, float, float]  # beta, balance, tau
+    plan: Plan  # beta, balance and tau for each weight on the primary, and the weight
     n_samples: int  # rows behind it
     counted: frozenset[str]  # hashes of the tables in the sum
 
+    @property
+    def setting(self) -> Setting:
+        """beta, balance, tau with the weight that was chosen."""
+        return self.plan.setting
+
 
 def seal_choice(terms: Terms, number: int, unit: float, tables: Mapping[str, Tensor], n_samples: int) -> bytes:
-    """One setting for everyone from the summed tables."""
-    tried = terms.grid(unit)
-    summed = torch.zeros(tried.shape, dtype=torch.int64)
+    """One setting for everyone from the summed tables, for each weight on the primary; and one weight."""
+    summed = torch.zeros(terms.table_shape, dtype=torch.int64)
     for hits in tables.values():
         summed += hits
-    setting = choose(summed, tried, n_samples) if tables else (tried.betas[0], tried.balances[0], tried.taus[0])
+    plan = plan_of(terms.by_weight(summed), terms.grid(unit), n_samples) if tables else terms.fixed_plan(unit)
     header = {
-        "federation": terms.federation, "terms": terms.digest, "number": number, "setting": list(setting),
+        "federation": terms.federation, "terms": terms.digest, "number": number, "setting": list(plan.setting),
         "n": n_samples, "counted": sorted(tables),
     }  # fmt: skip
+    if len(plan.settings) > 1:
+        header |= {"weight": plan.weight, "settings": [[w, *setting] for w, setting in plan.settings.items()]}
     return seal("choice", header, {})
 
 
@@ -267,14 +273,32 @@ def open_choice(data: bytes, terms: Terms) -> Choice:
         return {}
 
     header, _ = unseal("choice", data, expected)
-    setting, counted = header.get("setting"), header.get("counted")
-    if not isinstance(setting, list) or len(setting) != 3 or not isinstance(counted, list):
-        raise InputError("a choice must hold beta, balance and tau, and the tables behind them")
-    beta, balance, tau = (positive({"setting": value}, "setting", zero=True) for value in setting)
+    counted = header.get("counted")
+    if not isinstance(counted, list):
+        raise InputError("a choice must list the tables behind it")
     return Choice(
-        count(header, "number"), (beta, balance, tau), count(header, "n"),
+        count(header, "number"), _told_plan(header, terms.choice.weights), count(header, "n"),
         frozenset(str(each) for each in counted),
     )  # fmt: skip
+
+
+def _told_plan(header: Mapping[str, Any], weights: Sequence[float]) -> Plan:
+    """The settings of a choice, for each weight that these terms try."""
+    (weight, *others) = weights
+    told = header.get("settings") if others else [[weight, *_numbers(header.get("setting"), 3)]]
+    rows = [_numbers(each, 4) for each in told] if isinstance(told, list) else []
+    settings: dict[float, Setting] = {w: (beta, balance, tau) for w, beta, balance, tau in rows}
+    taken = positive(header, "weight", zero=True) if others else weight
+    if tuple(settings) != tuple(weights) or taken not in settings:
+        raise InputError(f"a choice must hold beta, balance and tau for each of the weights {list(weights)}")
+    return Plan(settings, taken)
+
+
+def _numbers(told: Any, n: int) -> list[float]:
+    """So many finite numbers, 0 or more."""
+    if not isinstance(told, list) or len(told) != n:
+        raise InputError("a choice must hold beta, balance and tau, and the tables behind them")
+    return [positive({"setting": value}, "setting", zero=True) for value in told]
 
 
 def seal_metrics(terms: Terms, client: str, number: int, accuracy: float, n_test: int) -> bytes:

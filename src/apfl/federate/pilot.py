@@ -11,10 +11,9 @@ The maths is that of the method (`apfl.maths.pilot`): from the same rows both ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
-from operator import add
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,12 @@ from apfl.federate.landmarks import VECTOR, packed, packing
 from apfl.federate.messages import address, check_address, positive
 from apfl.federate.names import check_name
 from apfl.federate.plausible import check_integers
-from apfl.federate.terms import Description, Terms
+from apfl.federate.terms import Terms
 from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
-from apfl.maths.integers import Encoding, Uniform, statistics_layout
+from apfl.maths.bits import Layout
+from apfl.maths.bounds import widest
+from apfl.maths.dither import Uniform
+from apfl.maths.integers import Encoding, statistics_layout
 from apfl.maths.landmarks import independent
 from apfl.maths.leaveout import leaving
 from apfl.maths.normalise import Moments
@@ -37,6 +39,7 @@ from apfl.maths.personalise import Rows, Shared, leave_out, solve_primary
 from apfl.maths.pilot import (
     BITS,
     CANDIDATES,
+    MOST_ROWS,
     WIDTH,
     Candidate,
     Described,
@@ -79,6 +82,7 @@ class Question:
     n_all: int  # rows of all clients that count
     usual: str  # what the moments stand for
     candidates: Mapping[str, Candidate]
+    shared: Described  # everyone's moments
     sha256: str
 
     @property
@@ -96,20 +100,28 @@ class Question:
         return self.candidates[how].encoding(self.terms.n_classes, self.most_rows)
 
     @property
+    def layout(self) -> Layout:
+        """Of the statistics of all candidates in one vector."""
+        parts = ((how, part) for how in self.tried for part in self.encoding(how).layout.parts)
+        return Layout(tuple(replace(part, name=f"{how} {part.name}") for how, part in parts))
+
+    def apart(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """The statistics of each candidate from such a vector."""
+        ends = np.cumsum([self.encoding(how).layout.size for how in self.tried])
+        return dict(zip(self.tried, np.split(vector, ends[:-1]), strict=True))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Of a table: left-out hits of every candidate and setting."""
         return (len(self.candidates), *self.terms.grid(1.0).shape)
 
 
-def seal_question(terms: Terms, n_all: int, described: Sequence[Description]) -> bytes:
-    """What sites are to try, from everyone's descriptions, added in the order of the clients' names."""
-    own = [each.described for each in sorted(described, key=lambda each: each.client) if each.described is not None]
-    assert len(own) == len(described), "a description under a draft that pilots has all moments"
-    shared, unsuited = reduce(add, own), {how for each in described for how in each.unsuited}
+def seal_question(terms: Terms, n_all: int, shared: Described, unsuited: Collection[str]) -> bytes:
+    """What sites are to try, from the sum of everyone's moments; somebody's rows do not bear the ``unsuited``."""
     tried = [how for how in CANDIDATES if how == shared.usual or how not in unsuited]
     tensors, fingerprints = _sums(shared), []
     for how in tried:
-        drawn = drawn_landmarks(shared.normalisers[how], shared, terms.seed)
+        drawn = drawn_landmarks(shared.normalisers[how], shared, terms.seed, _widest(terms, n_all))
         kept = independent(drawn)
         tensors[f"{how}_kept"] = torch.zeros(drawn.width, dtype=torch.uint8).index_fill_(0, kept, 1)
         fingerprints.append(drawn.subset(kept).fingerprint)
@@ -120,13 +132,18 @@ def seal_question(terms: Terms, n_all: int, described: Sequence[Description]) ->
     return seal(QUESTION, header, tensors)
 
 
+def _widest(terms: Terms, n_all: int) -> int:
+    """The most landmarks of a candidate: under masks a quarter of the rows in the pilot, whose sum is known."""
+    return max(1, widest(min(n_all, MOST_ROWS))) if terms.masked else WIDTH
+
+
 @lru_cache(maxsize=2)  # nearly always the same, and a map takes a while to draw
 def open_question(data: bytes, terms: Terms) -> Question:
     """What these terms try; every map is drawn here, and checked against its fingerprint."""
 
     def expected(header: dict[str, Any]) -> Expected:
         check_address(header, terms)
-        n = n_points(count(header, "described"))
+        n = n_points(count(header, "described"), _widest(terms, count(header, "n")))
         sums: Expected = {f"{of}_{what}": (("F64",), (terms.n_features or 0,)) for of in SETS for what in _WHAT}
         return {**sums, **{f"{how}_kept": (("U8",), (n,)) for how in _tried(header)}}
 
@@ -135,20 +152,23 @@ def open_question(data: bytes, terms: Terms) -> Question:
         if not bool(torch.isfinite(tensors[name]).all()):
             raise InputError(f"a pilot whose {name} contains NaN or infinity; get it again from the server")
     tried, shared, n_all = _tried(header), _described(count(header, "described"), tensors), count(header, "n")
-    if not 1 <= (terms.most_rows or 0) <= n_all <= shared.features.n_samples:
+    # Under masks the rows of the largest site are known up to a power of two.
+    most_rows = 1 if terms.masked else terms.most_rows or 0
+    if not 1 <= most_rows <= n_all <= shared.features.n_samples:
         raise InputError(f"a pilot of {n_all} rows of {shared.features.n_samples} described contradicts itself")
     scalings, candidates = shared.normalisers, {}
     for how, fingerprint in zip(tried, header["fingerprints"], strict=True):
         kept = tensors[f"{how}_kept"].nonzero()[:, 0]
         if not len(kept):
             raise InputError(f"a pilot without landmarks for {how}; get it again from the server")
-        candidates[how] = candidate(scalings[how], shared, terms.seed, kept=kept)
+        widest_map = _widest(terms, n_all)
+        candidates[how] = candidate(scalings[how], shared, terms.seed, kept=kept, widest=widest_map)
         if candidates[how].feature_map.fingerprint != fingerprint:
             raise InputError(
                 f"the pilot's landmarks of seed {terms.seed} come out differently here: compare the versions of numpy "
                 "and scipy with those of the server"
             )
-    return Question(terms, n_all, text(header, "usual"), candidates, sha256(data))
+    return Question(terms, n_all, text(header, "usual"), candidates, shared, sha256(data))
 
 
 _WHAT = ("sums", "squares")

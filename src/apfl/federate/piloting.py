@@ -7,11 +7,14 @@ normalisation is chosen, what sites sent for it is deleted; what it weighed, and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from apfl.errors import InputError
 from apfl.federate.intake import Receipt, same_client
@@ -72,7 +75,13 @@ class Piloting:
     def begin(self, described: Sequence[Description], keep: Callable[[Terms], None]) -> None:
         """Fix what is tried, from these descriptions; ``keep`` writes the terms of the trial down."""
         terms, n_all = trial(self.draft, described)
-        data = seal_question(terms, n_all, described)
+        own = [each.described for each in sorted(described, key=lambda each: each.client) if each.described is not None]
+        assert len(own) == len(described), "a description under a draft that pilots has all moments"
+        unsuited = {how for each in described for how in each.unsuited}
+        self.start(terms, seal_question(terms, n_all, reduce(add, own), unsuited), keep)
+
+    def start(self, terms: Terms, data: bytes, keep: Callable[[Terms], None]) -> None:
+        """Ask this question under these terms."""
         self.ledger.put_pilot("question", data, lambda: keep(terms))
         self.terms, self._question = terms, None
 
@@ -108,8 +117,12 @@ class Piloting:
         for row in rows:
             for how, integers in open_statistics(row["data"], question).integers.items():
                 sums[how] += integers
-        data = seal_primaries(question, sums, [row["sha256"] for row in rows])
-        self.ledger.put_pilot("primaries", data, lambda: self.ledger.event("tried", clients=len(rows)))
+        self.publish(sums, [row["sha256"] for row in rows])
+
+    def publish(self, sums: Mapping[str, np.ndarray], members: Sequence[str]) -> None:
+        """The primaries of these sums, whose members are known by these hashes."""
+        data = seal_primaries(self.question, sums, members)
+        self.ledger.put_pilot("primaries", data, lambda: self.ledger.event("tried", clients=len(members)))
 
     def _check_quorum(self, n: int, what: str) -> None:
         if n < self.draft.quorum:
@@ -175,8 +188,12 @@ class Piloting:
         """The normalisation that the tables at hand choose, and the account of it."""
         rows = self.ledger.pilots("table")
         self._check_quorum(len(rows), "tables")
+        tables = [open_table(row["data"], self.question).hits for row in rows]
+        return self.judged(tables, [row["n"] for row in rows])
+
+    def judged(self, tables: Sequence[Tensor], n_rows: Sequence[int]) -> Choice:
+        """What these tables choose, each of so many rows."""
         question, gammas = self.question, self._primaries().gammas
-        tables = [open_table(row["data"], question).hits for row in rows]
-        judged = judge(question.tried, tables, [row["n"] for row in rows], question.usual)
+        judged = judge(question.tried, tables, n_rows, question.usual)
         widths = {how: each.feature_map.width for how, each in question.candidates.items()}
         return Choice(judged.normalise, judged.account(widths, gammas))

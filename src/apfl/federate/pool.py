@@ -75,7 +75,8 @@ class Pool:
 
     def holds_back(self, n_pending: int) -> bool:
         """Whether so many pending contributions wait for a cohort: after the first publication, while too few."""
-        return self.ledger.last_number() > 0 and n_pending < self.terms.min_cohort
+        reopened = int(self.ledger.get("reopened") or 0)
+        return self.ledger.last_number() > reopened and n_pending < self.terms.min_cohort
 
     def members(self) -> dict[str, str]:
         """Clients in the sum, with the hash of what they contributed."""

@@ -34,7 +34,7 @@ from apfl.federate.landmarks import Landmarks, agreed_maps, open_landmarks, seal
 from apfl.federate.masked.counts import Counts
 from apfl.federate.messages import Broadcast, open_choice, open_publication, seal_description, seal_metrics, seal_table
 from apfl.federate.names import check_name
-from apfl.federate.pilot import Question, open_primaries, open_question, seal_statistics
+from apfl.federate.pilot import Primaries, Question, open_primaries, open_question, open_statistics, seal_statistics
 from apfl.federate.pilot import seal_table as seal_pilot_table
 from apfl.federate.private.agreement import encoding_of
 from apfl.federate.private.shares import OwnAccount, noisy_vector
@@ -45,12 +45,12 @@ from apfl.federate.wire import sha256
 from apfl.files import make_private, replacing
 from apfl.maths.alone import Comparison
 from apfl.maths.centred import within
-from apfl.maths.integers import Uniform, dither
+from apfl.maths.dither import Uniform, dither
 from apfl.maths.landmarks import Spread, spread
 from apfl.maths.leaveout import echo, leaving
 from apfl.maths.normalise import described, needs_moments
-from apfl.maths.personalise import own_setting
-from apfl.maths.pilot import CANDIDATES, describe, fits, pilot_rows
+from apfl.maths.personalise import Plan, plan_of, rule_of
+from apfl.maths.pilot import CANDIDATES, Described, describe, fits, pilot_rows
 from apfl.models.file import Container, load_model, read, write
 from apfl.models.undecided import in_words, undecided
 
@@ -170,7 +170,9 @@ class Site:
             raise InputError(f"{len(rows)} rows; the pilot was made for at most {asked.terms.most_rows}")
         places = torch.zeros(len(rows), dtype=torch.bool)
         places[pilot_rows(len(rows), asked.n_all, self._own_seed(asked.terms))] = True
-        few = of_large_classes(places, rows.labels, asked.terms)
+        few, counts = of_large_classes(places, rows.labels, asked.terms), self._counts(asked.terms)
+        if counts is not None:
+            return rows.where(few & torch.tensor(counts.in_pilot(asked.n_all))[rows.labels])
         if not bool(few.any()):
             raise self._nothing_to_contribute(asked.terms)
         return rows.where(few)
@@ -358,6 +360,36 @@ class Site:
             self.write(terms, "draft.json", terms.to_json().encode())
         return torch.cat([counts, (counts > 0).long()]).numpy()
 
+    def shared_features(self, terms: Terms) -> Tensor:
+        """The rows that this client would contribute under a draft."""
+        return select(self.train, self.class_names, terms).only_shared().features
+
+    def own_moments(self, terms: Terms) -> tuple[Described, tuple[str, ...], Uniform]:
+        """The moments of the rows that are contributed, what these do not bear, and the numbers that round them."""
+        rows = self._contributed(terms)
+        unsuited = tuple(how for how in CANDIDATES if not fits(how, [self.train.features]))
+        return describe(rows.features), unsuited, self._dither(terms, "moments")
+
+    def own_pilot(self, asked: Question) -> dict[str, np.ndarray] | None:
+        """The statistics of the rows that take part in a pilot, for every candidate; None if no rows do."""
+        rows = self._rows_of_pilot(asked)
+        if not len(rows):
+            return None
+        data = seal_statistics(asked, rows, self.name, lambda how: self._dither(asked.terms, f"pilot {how}"))
+        return dict(open_statistics(data, asked).integers)
+
+    def own_pilot_table(self, asked: Question, told: Primaries) -> tuple[Tensor, int]:
+        """Left-out hits of these rows, and how many rows can be left out."""
+        rows = self._rows_of_pilot(asked)
+        if not len(rows):
+            return torch.zeros(asked.shape, dtype=torch.int64), 0
+        n_copies = int(leaving(rows.features, rows.labels, None).copies.sum())
+        return told.table(asked, rows), len(rows) - n_copies
+
+    def secret(self, terms: Terms, purpose: str) -> bytes:
+        """A secret of this client's own for one purpose; it never leaves this disk."""
+        return hashlib.sha256(f"{self._own_seed(terms)} {purpose}".encode()).digest()
+
     def keep_counts(self, terms: Terms, counts: Counts) -> None:
         """Keep what the cohort has together: classes that too few hold stay out of every sum."""
         if self._counts(terms) != counts:
@@ -405,16 +437,22 @@ class Site:
         """
         terms = self._agreed(agreement)
         broadcast = open_publication(publication, terms)
-        setting = self._setting(terms, broadcast, choice)
+        plan = self._plan(terms, broadcast, choice)
         member = self._is_member(terms, broadcast)
         landmarks, scaling = self.agreed_landmarks(terms), self._scaling(terms)
-        fitted = personal_model(self._usable(terms), terms, landmarks, broadcast, member, setting, scaling)
+        fitted = personal_model(self._usable(terms), terms, landmarks, broadcast, member, plan, scaling)
         container = fitted.model.container()
         container.settings.update(publication=broadcast.number, about=self.about, **_account(fitted))
         if broadcast.account is not None:
             container.settings.update(privacy=dict(broadcast.account))
         if fitted.alone:
             log.warning(_warning(fitted.comparison, broadcast.number))
+        elif fitted.weight != plan.weight:
+            log.warning(
+                f"note: with weight {fitted.weight:g} on the primary of publication {broadcast.number} clearly more of "
+                f"this site's left-out rows are right than with {plan.weight:g}, which the others chose; its model has "
+                "that weight"
+            )
         return self._write_model(container, terms)
 
     def _write_model(self, container: Container, terms: Terms) -> Path:
@@ -510,20 +548,19 @@ class Site:
             )
         return terms
 
-    def _setting(self, terms: Terms, broadcast: Broadcast, choice: bytes | None) -> tuple[float, float, float]:
-        """beta, balance and tau: agreed, chosen by everyone's tables, or by the client's own."""
-        tried = terms.grid(broadcast.unit)
+    def _plan(self, terms: Terms, broadcast: Broadcast, choice: bytes | None) -> Plan:
+        """beta, balance, tau and the weight on the primary: agreed, or chosen by everyone's tables or the client's."""
         if not terms.choice.open:
-            return tried.betas[0], tried.balances[0], tried.taus[0]
+            return terms.fixed_plan(broadcast.unit)
         if terms.choice.scope == "client":
-            table, n_rows = self._left_out_hits(terms, broadcast), len(self._usable(terms))
-            return own_setting(table, tried, n_rows, terms.choice.cautious)
+            tables, rule = terms.by_weight(self._left_out_hits(terms, broadcast)), rule_of(terms.choice.cautious)
+            return plan_of(tables, terms.grid(broadcast.unit), len(self._usable(terms)), choice=rule)
         if choice is None:
             raise InputError("these terms choose beta, balance and tau from everyone's tables: give the choice too")
         chosen = open_choice(choice, terms)
         if chosen.number != broadcast.number:
             raise InputError(f"a choice for publication {chosen.number} given with publication {broadcast.number}")
-        return chosen.setting
+        return chosen.plan
 
     def _left_out_hits(self, terms: Terms, broadcast: Broadcast) -> Tensor:
         member, landmarks = self._is_member(terms, broadcast), self.agreed_landmarks(terms)
@@ -616,7 +653,7 @@ def _account(fitted: Fitted) -> dict[str, Any]:
     left_out = {
         "rows": told.n_rows, "unjudged": told.n_unjudged, "right_together": told.together, "right_alone": told.alone
     }  # fmt: skip
-    return {"alone": fitted.alone, "left_out": left_out}
+    return {"alone": fitted.alone, "weight": fitted.weight, "left_out": left_out}
 
 
 def _warning(comparison: Comparison, number: int) -> str:

@@ -99,8 +99,9 @@ def _terms(text: str | None) -> dict[str, Any]:
 def _wants_tables(terms: dict[str, Any]) -> bool:
     """`Terms.wants_tables`."""
     method = terms["method"]
+    chosen = (method[name] for name in ("beta", "balance", "tau"))
     alone = method["scope"] == "client" or method.get("epsilon", "none") != "none"
-    return "auto" in (method["beta"], method["balance"], method["tau"]) and not alone
+    return "auto" in (*chosen, method.get("weight")) and not alone
 
 
 def _client(ledger: Ledger, row: Row, influence: dict[str, float], moments: int) -> dict[str, Any]:

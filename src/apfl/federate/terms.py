@@ -33,10 +33,11 @@ from apfl.maths.integers import OF_ONE_LENGTH, ROOM
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN
 from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import Moments, Normaliser, needs_moments, normaliser
-from apfl.maths.personalise import Choice
+from apfl.maths.personalise import Choice, Plan
 from apfl.maths.pilot import Described
 from apfl.methods import load_method
 from apfl.methods._analytic import stream_maps
+from apfl.methods._streams import PUBLIC
 from apfl.methods.apfl import APFL
 
 __all__ = [
@@ -63,10 +64,8 @@ FEWEST_IN_SUM = 3  # sites of a masked sum, unless min_cohort is larger: of two,
 # Every site's upload and model has a column for each class, so one site's list must not fix everyone's size. Ten times
 # ImageNet's; whoever has more states them in the terms.
 MOST_CLASSES = 10_000
-LATER = (
-    "max_rows", "max_share", "most_rows", "spread", "n_landmarks", "landmarks_sha256", "masked", "pilot", "releases",
-    "sigma",
-)  # fmt: skip
+LATER = ("max_rows", "max_share", "most_rows", "spread", "n_landmarks", "landmarks_sha256", "masked", "pilot",
+         "public_sha256", "public_rows", "releases", "sigma")  # fmt: skip
 LATER_SETTINGS = {  # what terms without them mean
     "map": "random", "landmarks": "federation", "bits": 0, "weight": 1.0,
     "epsilon": "none", "delta": 1e-5, "noise": "central", "colluders": 0,
@@ -104,6 +103,8 @@ class Terms:
     n_landmarks: AtLeastOne | None = None  # once settled: those that stand clear of the others' span
     landmarks_sha256: str | None = None  # of the message with the landmarks, once settled
     pilot: tuple[tuple[str, float], ...] | None = None  # left-out hits of each normalisation tried, once outlined
+    public_sha256: str | None = None  # of the file of public features that landmarks are drawn from, if they are
+    public_rows: AtLeastOne | None = None  # of that file
     masked: bool = False  # whether the server only ever sees sums over sites; then it keeps no contributions either
     releases: AtLeastOne = 1  # under epsilon: noisy sums that the budget is for; one for each join, leave, late cohort
     sigma: Annotated[float, Field(gt=0)] | None = None  # under epsilon: noise of an entry of a sum, once outlined
@@ -115,7 +116,6 @@ class Terms:
                 "terms with sketch=0 given: it would send every client the factor of the summed system, from which "
                 "two members read each other's statistics. Use 1 or more columns (default 128)"
             )
-        self._check_within_one_process()
         if self.landmarked:
             self._check_landmarked()
         if self.private:
@@ -131,22 +131,13 @@ class Terms:
         if names is not None and (len(set(names)) < len(names) or len(names) < 2):
             raise InputError(f"class names {list(names)[:8]} given; there must be at least two, and all must differ")
 
-    def _check_within_one_process(self) -> None:
-        """Refuse settings of the method that no messages carry yet."""
-        method = self.method
-        if method.weight != 1:
-            raise InputError(
-                f"terms with weight={method.weight} given: between machines the primary has weight 1, and a site "
-                "that it harms goes without it by itself. Leave the setting out"
-            )
-        if method.landmarks not in ("federation", "free"):
-            raise InputError(
-                f"terms with landmarks={method.landmarks!r} given: landmarks of a file work within one process so far. "
-                "Use 'federation' or 'free'"
-            )
-
     def _check_landmarked(self) -> None:
         method = self.method
+        if (method.landmarks == PUBLIC) != (self.public_sha256 is not None and self.public_rows is not None):
+            raise InputError(
+                f"terms with landmarks={method.landmarks!r} and the hash of {'a' if self.public_sha256 else 'no'} file "
+                "given: start the server with landmarks=FILE, and it names that file"
+            )
         if method.bits == 0:
             raise InputError(
                 "terms with map='landmarks' and bits=0 given: between machines statistics of landmarks are integers. "
@@ -164,21 +155,19 @@ class Terms:
         if not self.landmarked:
             raise InputError(
                 f"masked terms with map={self.method.map!r} given: masks need integers that add up. Give "
-                "map='landmarks' too"
+                "map='landmarks' too, or plain terms"
             )
-        stated = {
-            "class_names": self.class_names, "n_features": self.n_features, "max_rows": self.max_rows
-        }  # fmt: skip
+        stated = {"class_names": self.class_names, "n_features": self.n_features}
         lacking = [name for name, value in stated.items() if value is None]
         if lacking:
             raise InputError(
                 f"masked terms without {', '.join(lacking)} given: no site describes itself under masks, so they must "
-                "state the classes, the number of features, and the most rows of one site"
+                "state the classes and the number of features"
             )
-        if needs_moments(self.method.normalise):
+        if self.max_share != 1:
             raise InputError(
-                f"masked terms with normalise={self.method.normalise!r} given: it needs moments of rows of any size, "
-                "which no agreed integers hold. Use normalise='root' or 'row'"
+                f"masked terms with max_share={self.max_share:g} given: nobody sees a site's share of the rows. Give "
+                "max_rows instead, the most rows that count of one site"
             )
 
     @property
@@ -314,6 +303,21 @@ class Terms:
     def grid(self, unit: float) -> Grid:
         """The settings that tables count hits for; ``unit`` comes with the publication."""
         return self.choice.grid(unit)
+
+    def fixed_plan(self, unit: float) -> Plan:
+        """The settings, if none is open."""
+        tried, (weight, *_) = self.grid(unit), self.choice.weights
+        return Plan({weight: (tried.betas[0], tried.balances[0], tried.taus[0])}, weight)
+
+    @property
+    def table_shape(self) -> tuple[int, ...]:
+        """Of a table of left-out hits: one for each weight on the primary, if several are tried."""
+        n_weights = len(self.choice.weights)
+        return self.grid(1.0).shape if n_weights == 1 else (n_weights, *self.grid(1.0).shape)
+
+    def by_weight(self, table: torch.Tensor) -> dict[float, torch.Tensor]:
+        """Such a table, or a sum of them, as one for each weight."""
+        return dict(zip(self.choice.weights, table.view(-1, *self.grid(1.0).shape), strict=True))
 
     def departs_from(self, draft: Terms) -> str | None:
         """The first thing that the draft had fixed and these terms have otherwise; None if they settle it."""
@@ -456,7 +460,7 @@ def _common(draft: Terms, described: Sequence[Description]) -> tuple[Terms, list
 def _outline(terms: Terms, counted: Sequence[int]) -> Terms:
     """Terms that lack only their landmarks, from the rows of each client that count."""
     terms = replace(terms, most_rows=max(counted))
-    if terms.method.landmarks == "free":
+    if terms.method.landmarks != "federation":
         return terms
     return replace(terms, spread="full" if sum(counted) >= ROWS_FOR_EACH_COLUMN * terms.n_in else "diagonal")
 

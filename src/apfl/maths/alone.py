@@ -3,6 +3,11 @@
 A client cannot see who is behind a primary. It can see how the primary serves its own rows: it compares, row by row and
 each row left out, the model that the federation offers with a ridge regression on its own rows. In the terms of the
 dual stream that is a primary of weight 0: E = Y, so that the refinement is the whole model.
+
+A site decides in two steps (`own_way`). It takes the weight on the primary that everyone's tables chose, unless its own
+rows clearly object (`personalise.own_weights`): with weight 0 it has no primary, on the map and with the settings of
+the federation. Then it compares that model with one that owes nothing to anybody: its own landmarks, its own scaling,
+its own beta. This is the last guard, whatever others sent (`Comparison.goes_alone`).
 """
 
 from __future__ import annotations
@@ -15,10 +20,10 @@ from torch import Tensor
 
 from apfl.maths.hits import Grid, best_of, grid
 from apfl.maths.leaveout import fit_refinement
-from apfl.maths.personalise import FEW_ROWS, Rows, Setting, Shared, leave_out
+from apfl.maths.personalise import FEW_ROWS, Plan, Rows, Setting, Shared, leave_out, own_weight
 from apfl.maths.ridge import one_hot
 
-__all__ = ["Alone", "Comparison", "compare", "go_alone"]
+__all__ = ["Alone", "Comparison", "compare", "go_alone", "own_way"]
 
 # Standard errors of the paired difference by which the primary must gain, if rows are enough to see a gain. Without it,
 # one of ten lies cost honest clients a point; it costs honest federations 0.1 points (docs/threat-model.md).
@@ -80,8 +85,16 @@ def go_alone(psi: Tensor, labels: Tensor, n_classes: int, together: tuple[Tensor
     return Alone(fit_refinement(psi, targets, beta), beta, right)
 
 
-def compare(rows: Rows, shared: Shared, setting: Setting, smoothing: float, alone: Alone) -> Comparison:
-    """The federation's model with this setting against going alone, on rows that can be judged.
+def own_way(rows: Rows, shared: Shared, plan: Plan, smoothing: float, alone: Alone) -> tuple[float, Comparison]:
+    """The weight on the primary that a client takes, and how the model with it compares with going alone."""
+    weight = own_weight(rows, shared, plan, smoothing) if len(plan.settings) > 1 else plan.weight
+    return weight, compare(rows, shared, plan.settings[weight], smoothing, alone, weight)
+
+
+def compare(
+    rows: Rows, shared: Shared, setting: Setting, smoothing: float, alone: Alone, weight: float = 1.0
+) -> Comparison:
+    """The federation's model with this setting and weight against going alone, on rows that can be judged.
 
     Without leverages (the settings were agreed, so nobody needed them) rows are left out of the refinement only. That
     flatters the primary by as much as the client's own rows shape it, which is little if another's rows outweigh them.
@@ -89,10 +102,11 @@ def compare(rows: Rows, shared: Shared, setting: Setting, smoothing: float, alon
     if shared.sketch is None and shared.factor is None:
         shared = replace(shared, sketch=_no_leverage(len(shared.weights)))
     beta, balance, tau = setting
-    left_out = leave_out(rows, shared, smoothing, Grid([beta], [balance], [tau]), keep_scores=True)
+    tried = Grid([beta], [balance], [tau])
+    left_out = leave_out(rows, shared, smoothing, tried, weights=(weight,), keep_scores=True)
     assert left_out.scores is not None
     judged = left_out.scores.judged
-    right = (left_out.scores.at(setting).argmax(1) == rows.labels)[judged]
+    right = (left_out.scores.at(setting, weight).argmax(1) == rows.labels)[judged]
     own = alone.right[judged]
     return Comparison(
         len(right), left_out.n_unjudged, int(right.sum()), int(own.sum()), int((right != own).sum())

@@ -11,11 +11,14 @@ A GPU spends more time on starting the many small steps of the reduction than on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from apfl.maths.triangular import inverse
 
 __all__ = ["Banded", "Dense", "Shifted", "banded"]
 
@@ -87,11 +90,23 @@ class Dense:
         factor = self._factorise(shift)
         if factor is None:
             return None
-        identity = torch.eye(len(factor)).to(factor)
-        lower: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)  # (S + g I)^-1 = lower' lower
+        return Shifted(*self._told(factor).tolist())
+
+    def shifted_each(self, shifts: Sequence[float], definite: Sequence[float]) -> list[Shifted | None]:
+        """`shifted` of small systems all at once; None too if S plus one of ``definite`` is not positive."""
+        both = torch.tensor([*shifts, *definite], dtype=self.matrix.dtype, device=self.matrix.device)
+        systems = self.matrix + both[:, None, None] * torch.eye(len(self.matrix)).to(self.matrix)
+        factors, failed = torch.linalg.cholesky_ex(systems)
+        wrong = (failed != 0) | ~torch.isfinite(factors.diagonal(dim1=-2, dim2=-1)).all(-1)
+        told = torch.cat([self._told(factors[: len(shifts)]), wrong.to(self.matrix).view(2, -1).T], 1).tolist()
+        return [None if one or other else Shifted(*own) for *own, one, other in told]
+
+    def _told(self, factor: Tensor) -> Tensor:
+        """The three numbers of `Shifted`, (..., 3): (S + g I)^-1 = lower' lower."""
+        lower = inverse(factor)
         half = lower @ self.right
-        told = torch.stack([lower.square().sum(), half.square().sum(), (lower.mT @ half).square().sum()])
-        return Shifted(*told.tolist())
+        parts = lower, half, lower.mT @ half
+        return torch.stack([part.square().sum((-2, -1)) for part in parts], -1)
 
     def definite(self, shift: float) -> bool:
         """Whether S + shift I is positive definite."""

@@ -11,7 +11,7 @@ small entries, and travels by its layout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,6 +32,7 @@ __all__ = [
     "pack_block",
     "packed_bytes",
     "squeeze",
+    "squeeze_each",
     "unpack_bits",
     "unpack_block",
 ]
@@ -39,6 +40,8 @@ __all__ = [
 Words = NDArray[Any]
 GROUP = 64  # numbers of b bits fill b words of 64
 PACKED = 1024 * GROUP  # numbers packed at a time: they stay in the cache
+_PIECE = 2**16  # numbers counted at a time, likewise
+_COMPARED = 2**32  # comparisons that a GPU makes at once
 
 
 def pack_bits(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -115,6 +118,7 @@ class Part:
     size: int
     bits: int
     signed: bool = True
+    presence: bool = False  # of a masked sum only whether an entry is zero is told: entries are 0, or drawn at random
 
     @property
     def high(self) -> int:
@@ -248,7 +252,21 @@ class Squeezed:
 
 def squeeze(layout: Layout, vector: Tensor) -> Squeezed:
     """The fewest bytes for this vector, part by part."""
-    found = [_fewest(part, vector[layout.places[part.name]]) for part in layout.parts]
+    (only,) = squeeze_each(layout, vector[None])
+    return only
+
+
+def squeeze_each(layout: Layout, vectors: Tensor) -> list[Squeezed]:
+    """`squeeze` of several vectors (b, size): a GPU is asked once for all."""
+    counts = [_away(part, vectors[:, layout.places[part.name]]) for part in layout.parts]
+    cuts, found = [part.bits - 1 for part in layout.parts], torch.cat(counts, 1).cpu()
+    return [
+        _squeezed(layout, own) for own in zip(*(part.tolist() for part in torch.split(found, cuts, 1)), strict=True)
+    ]
+
+
+def _squeezed(layout: Layout, away: Sequence[Sequence[int]]) -> Squeezed:
+    found = [_fewest(part, own) for part, own in zip(layout.parts, away, strict=True)]
     return Squeezed(layout, tuple(bits for bits, _ in found), tuple(escaped for _, escaped in found))
 
 
@@ -263,22 +281,31 @@ def _squeezed_bytes(part: Part, bits: int, escaped: int) -> int:
     return packed_bytes(part.size, bits) + packed_bytes(escaped, part.bits)
 
 
-def _fewest(part: Part, values: Tensor) -> tuple[int, int]:
-    """The bits of a code, and how many entries do not fit them; of equally short ones the most bits."""
-    short = values.to(torch.int16) if part.bits <= 14 + 2 * part.signed else values  # a quarter of the memory to read
-    sizes, n = short.abs() if part.signed else short + 1, len(values)
-    found, away = [(part.bits, 0)], 0
-    for bits in range(part.bits - 1, 0, -1):
-        away = _count(sizes >= 2 ** (bits - part.signed))
-        found.append((bits, away))
-        if packed_bytes(away, part.bits) > packed_bytes(n, part.bits):  # more could only be away
-            break
+def _fewest(part: Part, away: Sequence[int]) -> tuple[int, int]:
+    """The bits of a code, and how many entries do not fit them (``away``); of equally short ones the most bits."""
+    found = [(part.bits, 0), *zip(range(part.bits - 1, 0, -1), away, strict=True)]
     return min(found, key=lambda each: _squeezed_bytes(part, *each))
 
 
-def _count(those: Tensor) -> int:
-    """How many are true: on a CPU by numpy, ten times as fast as torch."""
-    return int(np.count_nonzero(those.numpy()) if those.device.type == "cpu" else those.count_nonzero())
+def _away(part: Part, values: Tensor) -> Tensor:
+    """How many entries of each vector (b, n) do not fit codes of one bit less than the part's, of two less, ..."""
+    limits = [2 ** (bits - part.signed) for bits in range(part.bits - 1, 0, -1)]
+    if values.device.type == "cpu":
+        return torch.tensor([_counts(part, own, limits) for own in values.numpy()])
+    sizes = values.abs() if part.signed else values.long() + 1
+    if sizes.numel() * len(limits) <= _COMPARED:
+        return (sizes[:, None] >= torch.tensor(limits, device=sizes.device)[:, None]).sum(2)
+    return torch.stack([(sizes >= limit).sum(1) for limit in limits], 1)
+
+
+def _counts(part: Part, values: np.ndarray, limits: Sequence[int]) -> list[int]:
+    """`_away` of one vector on a CPU: by pieces that stay in the cache, in 16 bits if their range allows."""
+    counted, short = np.zeros(len(limits), np.int64), part.bits <= 14 + 2 * part.signed
+    for start in range(0, len(values), _PIECE):
+        own = values[start : start + _PIECE].astype(np.int16 if short else np.int64)
+        sizes = np.abs(own) if part.signed else own + 1
+        counted += [np.count_nonzero(sizes >= limit) for limit in limits]
+    return [int(away) for away in counted]
 
 
 def _unsqueezed(packed: np.ndarray, part: Part, bits: int, escaped: int) -> np.ndarray:

@@ -23,14 +23,14 @@ clients' echoes (`leaveout.echo`), and, if the smallest gamma of the grid interp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from apfl.errors import InputError
-from apfl.maths.banded import Dense, banded
+from apfl.maths.banded import Dense, Shifted, banded
 from apfl.maths.leaveout import n_repeated
 from apfl.maths.ridge import Statistics
 
@@ -38,6 +38,7 @@ __all__ = ["Path", "choose_gamma", "feature_energy"]
 
 EIGEN_WIDTH = 1024  # up to here one eigendecomposition is cheaper than a band form
 DECADES = np.arange(-6.0, 2.01, 1.0)  # of gamma over the mean squared length of a row of Phi
+HIGHEST = 12.0  # decades to go on to while sums are indefinite: integers are coarse if one client claims many rows
 MOST_FITTED = 0.5  # df / N of a point that is admitted
 # Of rss over tr(Y'Y). Rounding is 1e-13 by eigenvalues and 1e-10 by a band form with df <= N / 2 (condition 1e6).
 LEAST_RESIDUAL = 1e-9
@@ -110,12 +111,18 @@ def choose_gamma(stats: Statistics) -> Path:
     unit = feature_energy(stats)
     if not unit > 0:
         raise InputError("every activated feature is zero, so no gamma can be chosen; check the features")
-    distinct = _distinct_rows(stats, fit(unit * 10 ** DECADES[0]))
+    first = fit([unit * 10**decade for decade in DECADES.tolist()])
+    distinct = _distinct_rows(stats, first[0])
 
-    def score(gamma: float) -> float:
-        return _gcv(distinct, stats.target_energy, fit(gamma))
+    def scored(fits: Sequence[_Fit | None]) -> list[float]:
+        return [_gcv(distinct, stats.target_energy, each) for each in fits]
 
-    scores = {decade: score(unit * 10**decade) for decade in DECADES.tolist()}
+    scores = dict(zip(DECADES.tolist(), scored(first), strict=True))
+    highest, top = first[-1:], float(DECADES[-1])
+    while highest[0] is None and top < HIGHEST:
+        top += 1
+        highest = fit([unit * 10**top])
+        scores |= zip([top], scored(highest), strict=True)
 
     def path() -> Path:
         decades = sorted(scores)
@@ -123,9 +130,9 @@ def choose_gamma(stats: Statistics) -> Path:
 
     for offsets in ((-0.5, 0.5), (-0.75, -0.5, -0.25, 0.25)):  # more on the side that may be chosen
         centre = sorted(scores)[path()._lowest]
-        for decade in (centre + offset for offset in offsets):
-            if decade not in scores and DECADES[0] <= decade <= DECADES[-1]:
-                scores[decade] = score(unit * 10**decade)
+        near = [centre + offset for offset in offsets]
+        new = [decade for decade in near if decade not in scores and DECADES[0] <= decade <= DECADES[-1]]
+        scores |= zip(new, scored(fit([unit * 10**decade for decade in new])), strict=True)
     return path()
 
 
@@ -155,7 +162,10 @@ def _gcv(n: float, energy: float, fit: _Fit | None) -> float:
     return n * fit.rss / (n - fit.df) ** 2
 
 
-def _by_eigenvalues(stats: Statistics) -> Callable[[float], _Fit | None]:
+Fits = Callable[[Sequence[float]], Sequence[_Fit | None]]  # of several gammas, in increasing order
+
+
+def _by_eigenvalues(stats: Statistics) -> Fits:
     values, vectors = torch.linalg.eigh(stats.autocorrelation)
     indefinite = -float(values[0])  # beyond rounding of sums only if the statistics travelled as integers
     values = values.clamp_min(0)
@@ -168,10 +178,10 @@ def _by_eigenvalues(stats: Statistics) -> Callable[[float], _Fit | None]:
         rss = stats.target_energy - float((2 * squares / shifted - values * squares / shifted.square()).sum())
         return _Fit(rss, float((values / shifted).sum()))
 
-    return fit
+    return lambda gammas: [*map(fit, gammas)]
 
 
-def _by_shifts(stats: Statistics) -> Callable[[float], _Fit | None]:
+def _by_shifts(stats: Statistics) -> Fits:
     if not bool(torch.isfinite(stats.autocorrelation).all()):
         raise InputError("the statistics contain NaN or infinity; find the client that sent them and leave it out")
     form = banded if stats.autocorrelation.device.type == "cpu" else Dense
@@ -184,9 +194,15 @@ def _by_shifts(stats: Statistics) -> Callable[[float], _Fit | None]:
             if not system.definite(gamma / CLEAR):
                 return None
             clear = gamma / CLEAR
-        found = system.shifted(gamma)
+        return told(gamma, system.shifted(gamma))
+
+    def told(gamma: float, found: Shifted | None) -> _Fit | None:
         if found is None:
             return None
         return _Fit(stats.target_energy - found.fitted - gamma * found.norm, stats.width - gamma * found.trace)
 
-    return fit
+    if isinstance(system, Dense) and stats.width <= EIGEN_WIDTH:  # a GPU factorises many small systems at once
+        return lambda gammas: [
+            *map(told, gammas, system.shifted_each(gammas, [gamma / CLEAR for gamma in gammas]) if gammas else [])
+        ]
+    return lambda gammas: [*map(fit, gammas)]

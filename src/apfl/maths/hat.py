@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +19,11 @@ from torch import Tensor
 
 from apfl.errors import InputError, not_finite
 from apfl.maths.ridge import gram
+from apfl.maths.triangular import inverse
 
 __all__ = ["Hat", "HatBasis", "HatFactors", "Parts", "fit_refinement", "hat_basis", "hat_of"]
 
+_ENTRIES = 2**28  # of the systems that are factorised at once
 Ridge = float | Tensor  # one beta, or one for each client (b,)
 
 
@@ -96,15 +97,17 @@ class HatFactors:
         """As `HatBasis.parts`, from the inverse M of Psi Psi' + beta I: H = I - beta M."""
         c, own = residual.shape[-1], whitened.square().sum(-1)
         right = torch.cat([residual, whitened], -1)
-        rests, fits, moves = [], [], []
-        for beta in betas:
-            lower = self._inverse_factor(beta)  # M = lower' lower
-            rests.append(beta * lower.square().sum(-2))
+        made: list[tuple[Tensor, Tensor, Tensor]] = []
+        for some in torch.tensor(betas, dtype=torch.float64).split(max(1, _ENTRIES // self.system.numel())):
+            each = some.to(self.system.device).view(-1, *[1] * (self.system.ndim - 2))
+            lower, beta = self._inverse_factor(each), each[..., None]  # M = lower' lower, for all of these at once
             solved = lower.mT @ (lower @ right)
-            fits.append(residual - beta * solved[..., :c])
-            moves.append(own - beta * (solved[..., c:] * whitened).sum(-1))
-        rest = torch.stack(rests, -1)
-        return Parts(1 - rest, rest, torch.stack(fits, -2), torch.stack(moves, -1))
+            fitted = residual - beta[..., None] * solved[..., :c]
+            moved = own - beta * (solved[..., c:] * whitened).sum(-1)
+            made.append((beta * lower.square().sum(-2), fitted, moved))
+        rest, fitted, moved = (torch.cat(each) for each in zip(*made, strict=True))
+        rest = rest.movedim(0, -1)
+        return Parts(1 - rest, rest, fitted.movedim(0, -2), moved.movedim(0, -1))
 
     def fit(self, psi: Tensor, residual: Tensor, beta: Ridge) -> Tensor:
         """`fit_refinement` of the rows that this was made from."""
@@ -113,17 +116,13 @@ class HatFactors:
 
     def _inverse_factor(self, beta: Ridge) -> Tensor:
         """L^-1 with L L' = Psi Psi' + beta I."""
-        shifted = self.system.clone()
-        shifted.diagonal(dim1=-2, dim2=-1).add_(_column(beta))
-        factor, failed = torch.linalg.cholesky_ex(shifted)
+        ridge = beta[..., None, None] if isinstance(beta, Tensor) else beta
+        factor, failed = torch.linalg.cholesky_ex(
+            self.system + ridge * torch.eye(self.system.shape[-1]).to(self.system)
+        )
         if bool(failed.any()):
             raise not_finite("the features")
-        inverse: Tensor = torch.linalg.solve_triangular(factor, self._identity, upper=False)
-        return inverse
-
-    @cached_property
-    def _identity(self) -> Tensor:
-        return torch.eye(self.system.shape[-1]).to(self.system).expand_as(self.system)
+        return inverse(factor)
 
 
 Hat = HatBasis | HatFactors

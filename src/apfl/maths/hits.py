@@ -20,7 +20,10 @@ from torch import Tensor
 
 from apfl.maths.ridge import one_hot
 
-__all__ = ["Grid", "Scope", "best_of", "bounded", "choose", "grid", "hits", "left_out_prior", "local_prior", "prefer"]
+__all__ = [
+    "Grid", "Scope", "best_of", "bounded", "bounded_weights", "choose", "grid", "hits", "left_out_prior", "local_prior",
+    "prefer",
+]  # fmt: skip
 
 Scope = Literal["federation", "client"]
 K = TypeVar("K", bound=Hashable)
@@ -199,10 +202,39 @@ def bounded(tables: Sequence[Tensor], n_rows: Sequence[int]) -> list[Tensor]:
     """
     if len(tables) < 3:
         return list(tables)
-    spread = sorted((int(table.max() - table.min()) / n, n) for table, n in zip(tables, n_rows, strict=True))
-    behind = accumulate(n for _, n in spread)
-    usual = next(share for (share, _), rows in zip(spread, behind, strict=True) if 2 * rows >= sum(n_rows))
+    shares = [int(table.max() - table.min()) / n for table, n in zip(tables, n_rows, strict=True)]
+    usual = _of_median_row(shares, n_rows)
     return [table.clamp_min(int(table.max()) - round(usual * n)) for table, n in zip(tables, n_rows, strict=True)]
+
+
+def bounded_weights(tables: Sequence[Tensor], n_rows: Sequence[int]) -> list[Tensor]:
+    """`bounded` for tables of several weights on the primary, (weights, betas, balances, taus).
+
+    Settings are bounded for each weight by itself, and so are the weights' best settings: all hits of a weight that
+    lies further below a client's best one than at the median row's client are raised by the same number.
+
+    >>> honest, liar = torch.tensor([[[[90, 80]]], [[[88, 78]]]]), torch.tensor([[[[0, 0]]], [[[100, 90]]]])
+    >>> [table.tolist() for table in bounded_weights([honest, honest, liar], [100, 100, 100])][2]
+    [[[[98, 98]]], [[[100, 90]]]]
+    """
+    if len(tables) < 3:
+        return list(tables)
+    by_weight = [bounded(own, n_rows) for own in zip(*tables, strict=True)]
+    within = [torch.stack(own) for own in zip(*by_weight, strict=True)]
+    best = [table.flatten(1).amax(1) for table in within]
+    usual = _of_median_row([int(own.max() - own.min()) / n for own, n in zip(best, n_rows, strict=True)], n_rows)
+    least = [int(own.max()) - round(usual * n) for own, n in zip(best, n_rows, strict=True)]
+    return [
+        table + (low - own).clamp_min(0)[:, None, None, None]
+        for table, own, low in zip(within, best, least, strict=True)
+    ]
+
+
+def _of_median_row(shares: Sequence[float], n_rows: Sequence[int]) -> float:
+    """The share of the client with the median row, clients in the order of their shares."""
+    spread = sorted(zip(shares, n_rows, strict=True))
+    behind = accumulate(n for _, n in spread)
+    return next(share for (share, _), rows in zip(spread, behind, strict=True) if 2 * rows >= sum(n_rows))
 
 
 def choose(table: Tensor, tried: Grid, n_rows: int) -> tuple[float, float, float]:

@@ -21,9 +21,8 @@ norm is at most `spectral_bound` but for a probability of `FAILS`, and A G = B b
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,6 +31,7 @@ from torch import Tensor
 
 from apfl.errors import not_finite
 from apfl.maths.bits import Layout, Part, Squeezed, squeeze
+from apfl.maths.dither import Dither, Uniform
 from apfl.maths.leaveout import ECHO
 from apfl.maths.ridge import Statistics, squared
 from apfl.maths.turning import Turning
@@ -46,16 +46,12 @@ __all__ = [
     "Encoding",
     "Repeats",
     "Rounding",
-    "Uniform",
     "bits_for",
-    "dither",
     "round_statistics",
     "spectral_bound",
     "statistics_layout",
-    "uniform",
 ]
 
-Uniform = Callable[[int, int], Tensor]  # rows, columns -> numbers in [0, 1)
 Repeats = tuple[int, Tensor | None]  # rows that repeat another of the client, and the echo
 ROOM = 4.0  # correlations of a client's columns, in units of the mean squares that are expected of them
 DIAGONAL_BITS = 32
@@ -68,6 +64,7 @@ DIAGONAL_ROOM = 64.0  # a client's column may have so many times the mean square
 OF_ONE_LENGTH = ("root", "row", "columns", "centred")  # normalisations whose rows bound their moments
 _MOST_ECHO = 2**15 - 1
 _BLOCK = 512
+_ENTRIES = 2**16  # rounded at a time on a CPU: they stay in the cache
 _ROWS = 8192  # whose products are added in single precision
 IN_SINGLE = 12  # bits of an integer that single precision leaves as many bits of dither for
 
@@ -102,25 +99,20 @@ class Rounding:
     def step(self) -> float:
         return self.limit / self.largest
 
-    def integers(self, values: Tensor, dither: Tensor) -> tuple[Tensor, int]:
-        """Integers (as floats, exact) for ``values``, and how many saturated."""
+    def integers(self, values: Tensor, dither: Tensor) -> tuple[Tensor, Tensor]:
+        """Integers (as floats, exact) for ``values`` (..., rows, columns), and how many of them saturated (...)."""
         if self.bits > IN_SINGLE:
             values = values.double()
         raw = (values * (1 / self.step)).add_(dither).floor_()
-        outside = int((raw.abs() > self.largest).sum())
+        if raw.device.type == "cpu" and raw.numel() and max(map(abs, _ends(raw))) <= self.largest:
+            return raw, torch.zeros(raw.shape[:-2], dtype=torch.int64)
+        outside = (raw.abs() > self.largest).flatten(-2).sum(-1)
         return raw.clamp_(-self.largest, self.largest), outside
 
 
-def uniform(seed: int, device: torch.device) -> Uniform:
-    """Numbers in [0, 1) with 24 random bits each, from a seed that the client keeps to itself."""
-    generator = torch.Generator(device).manual_seed(seed)
-    return lambda rows, columns: torch.rand(rows, columns, generator=generator, device=device)
-
-
-def dither(seed: int, purpose: str, device: torch.device) -> Uniform:
-    """`uniform` for one message of a client: no two of its messages are rounded by the same numbers."""
-    digest = hashlib.sha256(f"{seed} {purpose}".encode()).digest()
-    return uniform(int.from_bytes(digest[:8], "big") >> 1, device)
+def _ends(values: Tensor) -> tuple[float, float]:
+    low, high = torch.aminmax(values)
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -155,20 +147,35 @@ class Encoding:
         return squeeze(self.layout, vector)
 
     def encode_rows(self, phi: Tensor, targets: Tensor, draw: Uniform, repeats: Repeats) -> tuple[Tensor, int]:
-        """The vector of a client's rows phi (n, d), and how many entries of phi saturated.
+        """The vector (int64) of a client's rows phi (n, d), and how many entries of phi saturated.
 
         With |t_i| <= sqrt(limit / n) sqrt(D_i) no entry of T'T passes the limit. That is twice the root of the
         expected mean square or more; if all sums fit as they are, nothing saturates.
         """
         turned = phi if self.basis is None else self.basis.turn(phi)
-        vector, outside = self._encode(self._sums(turned, targets), repeats, draw)
-        if not outside:
-            return vector, 0
+        vector, outside = self._encode(self._sums(turned, targets), [repeats], draw)
+        if not int(outside):
+            return vector.long(), 0
         most = (math.sqrt(self.rounding.limit / len(turned)) * self._scale).to(turned)
         within = turned.clamp(-most, most)
         length = torch.linalg.vector_norm(self.back(within.T), dim=0).clamp_min(1)[:, None]
-        vector, _ = self._encode(self._sums(within / length, targets), repeats, draw)
-        return vector, int((within != turned).sum())
+        vector, _ = self._encode(self._sums(within / length, targets), [repeats], draw)
+        return vector.long(), int((within != turned).sum())
+
+    def encode_each(
+        self, phis: Sequence[Tensor], targets: Sequence[Tensor], draws: Sequence[Dither], repeats: Sequence[Repeats]
+    ) -> tuple[Tensor, list[int]]:
+        """`encode_rows` of several clients at once, (b, size): rows of zeros fill them up, which change no sum."""
+        sizes = [len(phi) for phi in phis]
+        if len(phis) > 1 and max(sizes) <= _ROWS:
+            phi, target = (torch.nn.utils.rnn.pad_sequence(list(each), batch_first=True) for each in (phis, targets))
+            turned = phi if self.basis is None else self.basis.turn(phi.flatten(0, 1)).view_as(phi)
+            vectors, found = self._encode(self._sums(turned, target, sizes), repeats, Dither.together(draws))
+            outside = found.tolist()
+            if not any(outside):
+                return vectors, outside
+        own = [*map(self.encode_rows, phis, targets, draws, repeats)]
+        return torch.stack([vector for vector, _ in own]), [saturated for _, saturated in own]
 
     def encode(self, stats: Statistics, draw: Uniform) -> tuple[Tensor, int]:
         """The vector (int64) of sums over rows of Phi, and how many entries of the sums of T saturated."""
@@ -176,48 +183,85 @@ class Encoding:
         if self.basis is not None:
             matrix, cross = self.basis.turn_sums(matrix), self.basis.turn(cross.T).T
         sums = _Sums(matrix / torch.outer(self._scale, self._scale), cross / self._scale[:, None],
-                     stats.class_counts, stats.n_samples)  # fmt: skip
-        return self._encode(sums, (stats.n_copies, stats.echo), draw)
+                     stats.class_counts, torch.tensor(stats.n_samples))  # fmt: skip
+        vector, outside = self._encode(sums, [(stats.n_copies, stats.echo)], draw)
+        return vector.long(), int(outside)
 
-    def _sums(self, turned: Tensor, targets: Tensor) -> _Sums:
-        """Of rows of T (n, d) over sqrt D.
+    def _sums(self, turned: Tensor, targets: Tensor, sizes: Sequence[int] | None = None) -> _Sums:
+        """Of rows of T (n, d) over sqrt D, or of several clients' (b, n, d), which have these sizes.
 
         Products of rows in single precision are in single precision, and added in double: rounding to integers of 24
         bits or fewer is far coarser.
         """
-        scaled, counts, n = turned / self._scale.to(turned), targets.sum(0), len(turned)
+        scaled, counts = turned / self._scale.to(turned), targets.sum(-2)
+        n_samples = torch.tensor(len(turned) if sizes is None else sizes)
         matrix = cross = None
-        for rows, own in zip(torch.split(scaled, _ROWS), torch.split(targets, _ROWS), strict=True):
-            products, sums = squared(rows), rows.T @ own.to(rows)
+        for rows, own in zip(torch.split(scaled, _ROWS, -2), torch.split(targets, _ROWS, -2), strict=True):
+            products, sums = squared(rows) if rows.ndim == 2 else rows.mT @ rows, rows.mT @ own.to(rows)
             matrix = products if matrix is None else matrix.double().add_(products)
             cross = sums if cross is None else cross.double().add_(sums)
         assert matrix is not None
         assert cross is not None
-        if not bool(torch.isfinite(matrix.diagonal()).all()):
+        if not bool(torch.isfinite(matrix.diagonal(dim1=-2, dim2=-1)).all()):
             raise not_finite("the features")
-        return _Sums(matrix, cross, counts, n)
+        return _Sums(matrix, cross, counts, n_samples)
 
-    def _encode(self, sums: _Sums, repeats: Repeats, draw: Uniform) -> tuple[Tensor, int]:
-        vector = torch.zeros(self.layout.size, dtype=torch.int64, device=sums.matrix.device)
-        places, saturated = self.layout.places, 0
+    def _encode(self, sums: _Sums, repeats: Sequence[Repeats], draw: Uniform) -> tuple[Tensor, Tensor]:
+        """The vectors (..., size), int32 if that is enough, and how many entries of each saturated (...)."""
+        device, lead = sums.matrix.device, sums.matrix.shape[:-2]
+        dtype = torch.int32 if max(part.bits for part in self.layout.parts) <= 32 else torch.int64
+        vector = torch.zeros(*lead, self.layout.size, dtype=dtype, device=device)
+        places, saturated = self.layout.places, torch.zeros(lead, dtype=torch.int64, device=device)
 
         def put(where: slice, rounding: Rounding, values: Tensor) -> None:
             nonlocal saturated
-            rounded, outside = rounding.integers(values, draw(*values.shape))
-            vector[where] = rounded.flatten().long()
-            saturated += outside
+            rounded, outside = rounding.integers(values, draw(*values.shape[-2:]))
+            vector[..., where] = rounded.flatten(-2)
+            saturated = saturated + outside
 
-        for rows, square, corner in self._blocks:
-            put(square, self.rounding, sums.matrix[rows, : rows.start])
-            put(corner, self.rounding, sums.matrix[rows, rows][_below(rows, vector.device)][None])
-        put(places["diagonal"], self.rounding.diagonal, sums.matrix.diagonal()[None])
+        for where, values in self._below(sums.matrix):
+            put(where, self.rounding, values)
+        put(places["diagonal"], self.rounding.diagonal, sums.matrix.diagonal(dim1=-2, dim2=-1)[..., None, :])
         put(places["cross"], self.rounding.cross, sums.cross)
-        vector[places["class_counts"]] = sums.counts.round().long()
-        vector[places["n_samples"]] = sums.n_samples
-        vector[places["n_copies"]], echo = repeats
-        if echo is not None:
-            vector[places["echo"]] = echo.to(vector).clamp_max(_MOST_ECHO)
+        vector[..., places["class_counts"]] = sums.counts.round().to(vector)
+        vector[..., places["n_samples"]] = sums.n_samples[..., None].to(vector)
+        n_copies = torch.tensor([own for own, _ in repeats], dtype=torch.int32).view(*lead, 1)
+        vector[..., places["n_copies"]] = n_copies.to(vector)
+        if any(echo is not None for _, echo in repeats):
+            none = torch.zeros(ECHO, dtype=torch.int64)
+            echoes = torch.stack([none if echo is None else echo.cpu() for _, echo in repeats]).clamp_max(_MOST_ECHO)
+            vector[..., places["echo"]] = echoes.view(*lead, ECHO).to(vector)
         return vector, saturated
+
+    def _below(self, matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The entries of T'T below its diagonal (..., rows, columns) in the order of the layout, and their places."""
+        if matrix.device.type != "cpu":
+            where, index = self._index(matrix.device)
+            yield where, matrix.flatten(-2)[..., None, index]
+            return
+        for rows, square, corner in self._blocks:
+            step = max(1, _ENTRIES // max(1, rows.start))
+            for start in range(rows.start, rows.stop if rows.start else 0, step):
+                stop = min(start + step, rows.stop)
+                first, last = (square.start + (each - rows.start) * rows.start for each in (start, stop))
+                yield slice(first, last), matrix[..., start:stop, : rows.start]
+            yield corner, matrix[..., rows, rows][(..., None, *_triangle(rows, matrix.device))]
+
+    def _index(self, device: torch.device) -> tuple[slice, Tensor]:
+        """Of all entries below the diagonal in the matrix row by row, in the order of the layout."""
+        if self._indices.get(device) is None:
+            d, found = len(self.columns), []
+            for rows, _, _ in self._blocks:
+                here = torch.arange(rows.start, rows.stop, device=device)[:, None]
+                found.append((here * d + torch.arange(rows.start, device=device)).flatten())
+                row, column = _triangle(rows, device)
+                found.append((row + rows.start) * d + column + rows.start)
+            self._indices[device] = torch.cat(found)
+        return self.layout.places["below"], self._indices[device]
+
+    @cached_property
+    def _indices(self) -> dict[torch.device, Tensor]:
+        return {}
 
     def decode(self, vector: Tensor) -> Statistics:
         """What a vector says of Phi, or a sum of vectors."""
@@ -233,7 +277,7 @@ class Encoding:
         matrix = torch.zeros(d, d, dtype=torch.float64, device=vector.device)
         for rows, square, corner in self._blocks:
             matrix[rows, : rows.start] = vector[square].view(rows.stop - rows.start, rows.start).double()
-            matrix[rows, rows][_below(rows, vector.device)] = vector[corner].double()
+            matrix[rows, rows][_triangle(rows, vector.device)] = vector[corner].double()
         matrix += matrix.T.clone()
         matrix *= self.rounding.step
         matrix.diagonal().copy_(vector[places["diagonal"]].double() * self.rounding.diagonal.step)
@@ -290,7 +334,7 @@ class Encoding:
         return blocks
 
 
-def _below(rows: slice, device: torch.device) -> tuple[Tensor, Tensor]:
+def _triangle(rows: slice, device: torch.device) -> tuple[Tensor, Tensor]:
     """The places below the diagonal of a block of so many rows."""
     n = rows.stop - rows.start
     row, column = torch.tril_indices(n, n, -1, device=device)
@@ -299,12 +343,12 @@ def _below(rows: slice, device: torch.device) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Sums:
-    """Statistics of T over sqrt D, in single or in double precision."""
+    """Statistics of T over sqrt D, in single or in double precision; of several clients with a dimension in front."""
 
     matrix: Tensor  # (d, d)
     cross: Tensor  # (d, c)
     counts: Tensor  # (c,)
-    n_samples: int
+    n_samples: Tensor  # ()
 
 
 def statistics_layout(width: int, n_classes: int, bits: int) -> Layout:

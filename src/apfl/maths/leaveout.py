@@ -99,8 +99,9 @@ def leaving(features: Tensor, labels: Tensor, groups: Tensor | None, hashes: Has
     """
     n = len(features)
     first = _first_equal(features, row_hashes(features) if hashes is None else hashes)
-    copies = torch.from_numpy(_copies(first, labels.cpu().numpy())).to(features.device)
-    if not bool(copies.any()):
+    found = _copies(first, labels.cpu().numpy())
+    copies = torch.from_numpy(found).to(features.device)
+    if not found.any():
         return Leaving(groups, copies)
     if groups is None:
         return Leaving(torch.from_numpy(first), copies)

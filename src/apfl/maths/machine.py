@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from apfl.errors import InputError
 
-__all__ = ["available", "check_width", "n_cores", "n_workers", "needed", "over_clients", "threads", "widest"]
+__all__ = ["alike", "available", "check_width", "n_cores", "n_workers", "needed", "over_clients", "threads", "widest"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -29,6 +29,28 @@ def n_cores() -> int:
 def n_workers(n_clients: int, device: torch.device) -> int:
     """How many clients are worked on at a time: as many as torch may use threads, one at a time on a GPU."""
     return 1 if device.type != "cpu" else max(1, min(torch.get_num_threads(), n_clients))
+
+
+ALIKE = 1.25  # clients whose sizes differ by no more than this factor are worked on at once
+
+
+def alike(sizes: Sequence[int], most_rows: int, most_clients: int) -> list[list[int]]:
+    """Clients to be worked on at once: of sizes within a factor of `ALIKE`, filled up to so many rows, so many clients.
+
+    The largest come first, so that no core ends up waiting for one of them.
+
+    >>> alike([10, 100, 9, 90, 30], 200, 2)
+    [[1, 3], [4], [0, 2]]
+    """
+    found: list[list[int]] = []
+    for k in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
+        largest = sizes[found[-1][0]] if found else 0
+        fits = found and len(found[-1]) < most_clients and (len(found[-1]) + 1) * largest <= most_rows
+        if fits and sizes[k] * ALIKE >= largest:
+            found[-1].append(k)
+        else:
+            found.append([k])
+    return found
 
 
 def over_clients(work: Callable[[T], R], clients: Sequence[T], device: torch.device) -> list[R]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from apfl.errors import InputError, unknown
-from apfl.maths.machine import available, over_clients
+from apfl.maths.machine import available, n_workers
 
 __all__ = ["ACTIVATIONS", "Activation", "FeatureMap", "normals", "random_map", "raw_map"]
 
@@ -175,7 +176,14 @@ def _draw_normals(seed: int, into: Tensor, over: float = 1.0) -> None:
         stop = min(start + _DRAWN, len(flat))
         flat[start:stop] = ndtri(_uniform(seed, start, stop - start)) / over
 
-    over_clients(fill, range(0, len(flat), _DRAWN), torch.device("cpu"))
+    starts = range(0, len(flat), _DRAWN)
+    workers = n_workers(len(starts), torch.device("cpu"))
+    if workers == 1:
+        for start in starts:
+            fill(start)
+        return
+    with ThreadPoolExecutor(workers) as pool:  # no BLAS here: no need to look for its threads, which takes milliseconds
+        list(pool.map(fill, starts))
 
 
 def _uniform(seed: int, start: int, n: int) -> np.ndarray:
@@ -184,5 +192,6 @@ def _uniform(seed: int, start: int, n: int) -> np.ndarray:
     Key and counter are given outright: no seed expansion that a numpy release could change. A counter has four words.
     """
     counter, skipped = divmod(start, 4)
-    words = np.random.Philox(key=seed, counter=counter).random_raw(skipped + n)[skipped:]
-    return ((words >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
+    # `random` is the upper 53 bits of a word over 2^53. Unlike `random_raw` it lets other threads draw meanwhile.
+    words = np.random.Generator(np.random.Philox(key=seed, counter=counter)).random(skipped + n)[skipped:]
+    return words + 0.5**54

@@ -254,8 +254,10 @@ def check_features(how: str, features: Sequence[Tensor]) -> None:
     ...
     apfl.errors.InputError: row 0 of client 1 (counted from 0) has entries of 1e+09, the median row of 1: ...
     """
+    ends = [torch.stack(torch.aminmax(rows)) if rows.numel() else rows.new_zeros(2) for rows in features]
+    whole = torch.isfinite(torch.stack(ends)).all(1).tolist() if ends else []
     for k, rows in enumerate(features):
-        if rows.numel() and not all(bool(torch.isfinite(end)) for end in torch.aminmax(rows)):
+        if not whole[k]:
             row = int((~torch.isfinite(rows).all(1)).nonzero()[0])
             raise not_finite(f"the features{_whose(k, features)} (first in row {row}, counted from 0)")
     if how == "none":

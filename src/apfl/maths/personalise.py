@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from apfl.maths.gcv import choose_gamma, feature_energy
 from apfl.maths.hits import Grid, Scope, best_of, choose, grid, prefer
 from apfl.maths.leaveout import leverage_sketch
-from apfl.maths.machine import available
+from apfl.maths.machine import alike, available
 from apfl.maths.refine import (
     LeftOutHits,
     LeftOutScores,
@@ -43,18 +44,21 @@ __all__ = [
     "LeftOutScores",
     "Personal",
     "Personalised",
+    "Plan",
     "Primary",
     "Rows",
     "Setting",
     "Shared",
     "landmarks_for",
     "leave_out",
-    "own_setting",
+    "left_out_tables",
     "own_weight",
     "own_weights",
     "personalise",
+    "plan_of",
     "refine",
     "refine_all",
+    "rule_of",
     "solve_primary",
     "width_for",
 ]
@@ -69,7 +73,6 @@ FEW_ROWS = 250  # with fewer, the best of 882 settings flatters itself, and no l
 MOST_NOISE = 0.01  # left-out accuracy that a second dose of the sketch's noise may add or take away
 MOST_ARE_COPIED = 1.5  # clients that hold a row on average; with fewer, the mean is wrong for most rows
 MOST_KEPT = 2**31  # bytes of all clients' mapped rows and their decompositions
-ALIKE = 1.25  # clients whose sizes differ by no more than this factor are worked on at once
 ROWS_ON_A_CORE, ROWS_ON_A_GPU = 1024, 2**18  # that such clients have together; a larger client stands alone
 MOST_UNJUDGED = 0.05  # share of rows that cannot be judged beyond which no left-out accuracy is stated
 
@@ -235,18 +238,10 @@ def personalise(
     buckets = _buckets(sizes, device)
     if choice.open or keep_scores:
         sketched = primary.with_leverage(sketch_width, seed)
-
-        def hits_of(bucket: Sequence[int]) -> list[tuple[int, LeftOutHits]]:
-            made: list[tuple[int, LeftOutHits]] = []
-            for ks, rows in _units(rows_of, bucket):
-                found = leave_out_each(
-                    rows, sketched, smoothing, tried, weights=choice.weights, keep_scores=keep_scores
-                )
-                made += zip(ks, found, strict=True)
-                memory.keep(ks, rows)
-            return made
-
-        left_out = _in_order(over(hits_of, buckets, device))
+        leave = partial(leave_out_each, weights=choice.weights, keep_scores=keep_scores)
+        left_out = _left_out(
+            rows_of, buckets, lambda rows: leave(rows, sketched, smoothing, tried), over, device, memory.keep
+        )
     plans = _plans(left_out if choice.open else [], n_clients, tried, choice)
 
     def personal(bucket: Sequence[int]) -> list[tuple[int, Personal]]:
@@ -267,6 +262,44 @@ def personalise(
     return Personalised(made, account, [own.scores for own in left_out if own.scores is not None])
 
 
+def left_out_tables(
+    rows_of: Callable[[int], Rows],
+    sizes: Sequence[int],
+    shared: Shared,
+    smoothing: float,
+    tried: Grid,
+    *,
+    over: OverClients = in_turn,
+) -> list[Tensor]:
+    """The table of left-out hits of every client, (betas, balances, taus) each, with the usual weight."""
+    device = shared.weights.device
+    found = _left_out(
+        rows_of, _buckets(sizes, device), lambda rows: leave_out_each(rows, shared, smoothing, tried), over, device
+    )
+    return [own.table for own in found]
+
+
+def _left_out(
+    rows_of: Callable[[int], Rows],
+    buckets: Sequence[Sequence[int]],
+    leave: Callable[[Rows], list[LeftOutHits]],
+    over: OverClients,
+    device: torch.device,
+    keep: Callable[[list[int], Rows], None] | None = None,
+) -> list[LeftOutHits]:
+    """What leaving out gives for each client; ``keep`` is told the rows."""
+
+    def hits_of(bucket: Sequence[int]) -> list[tuple[int, LeftOutHits]]:
+        made: list[tuple[int, LeftOutHits]] = []
+        for ks, rows in _units(rows_of, bucket):
+            made += zip(ks, leave(rows), strict=True)
+            if keep is not None:
+                keep(ks, rows)
+        return made
+
+    return _in_order(over(hits_of, buckets, device))
+
+
 def refine_all(
     rows_of: Callable[[int], Rows], sizes: Sequence[int], shared: Shared, beta: float, *, over: OverClients = in_turn
 ) -> list[Tensor]:
@@ -284,19 +317,8 @@ def refine_all(
 
 
 def _buckets(sizes: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Clients to be worked on at once: of sizes within a factor of `ALIKE`, as many as the device has use for.
-
-    The largest come first, so that no core ends up waiting for one of them.
-    """
-    most = ROWS_ON_A_CORE if device.type == "cpu" else ROWS_ON_A_GPU
-    buckets: list[list[int]] = []
-    for k in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
-        largest = sizes[buckets[-1][0]] if buckets else 0
-        if buckets and sizes[k] * ALIKE >= largest and (len(buckets[-1]) + 1) * largest <= most:
-            buckets[-1].append(k)
-        else:
-            buckets.append([k])
-    return buckets
+    """Clients to be worked on at once: as many as the device has use for."""
+    return alike(sizes, ROWS_ON_A_CORE if device.type == "cpu" else ROWS_ON_A_GPU, len(sizes))
 
 
 def _units(rows_of: Callable[[int], Rows], bucket: Sequence[int]) -> Iterator[tuple[list[int], Rows]]:
@@ -364,18 +386,28 @@ def _plans(left_out: Sequence[LeftOutHits], n_clients: int, tried: Grid, choice:
 
 def _plan(left_out: Sequence[LeftOutHits], tried: Grid, cautious: bool = False) -> Plan:
     """From the sums of these clients' tables."""
-    tables = _summed(left_out)
+    n_rows, n_distinct = sum(own.n_rows for own in left_out), sum(own.n_rows - own.n_copies for own in left_out)
+    return plan_of(_summed(left_out), tried, n_rows, n_distinct, rule_of(cautious))
+
+
+def plan_of(
+    tables: Mapping[float, Tensor],
+    tried: Grid,
+    n_rows: int,
+    n_distinct: int | None = None,
+    choice: Callable[[Tensor, Grid, int], Setting] = choose,
+) -> Plan:
+    """From the table of hits of each weight, the usual one first, over rows of which so many are no copies."""
     (usual, *_) = tables
     best = prefer(
-        {w: best_of(table)[1] for w, table in tables.items()}, sum(own.n_rows - own.n_copies for own in left_out), usual
+        {w: best_of(table)[1] for w, table in tables.items()}, n_rows if n_distinct is None else n_distinct, usual
     )
-    n_rows = sum(own.n_rows for own in left_out)
-    return Plan({w: own_setting(table, tried, n_rows, cautious) for w, table in tables.items()}, best)
+    return Plan({w: choice(table, tried, n_rows) for w, table in tables.items()}, best)
 
 
-def own_setting(table: Tensor, tried: Grid, n_rows: int, cautious: bool) -> Setting:
-    """The setting that a table of so many rows chooses; a ``cautious`` client leaves the usual one for clear gains."""
-    return (_unless_clear if cautious else choose)(table, tried, n_rows)
+def rule_of(cautious: bool) -> Callable[[Tensor, Grid, int], Setting]:
+    """How a table chooses; a ``cautious`` client leaves the usual setting for clear gains only."""
+    return _unless_clear if cautious else choose
 
 
 def _unless_clear(table: Tensor, tried: Grid, n_rows: int) -> Setting:

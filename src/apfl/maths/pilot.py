@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,7 @@ def pilot_points(scaling: Normaliser, shared: Described, n: int, seed: int) -> T
     Only their directions matter. If a constant is appended, rows differ in length before they are brought to one.
     """
     of = {"row": shared.row, "columns": shared.features}.get(scaling.how, shared.root)
-    noise = normals(seed, n, len(of.sums)) * of.variance.sqrt().cpu()
+    noise = _noise(seed, n, len(of.sums)) * of.variance.sqrt().cpu()
     if scaling.how not in WITH_CONSTANT:
         return noise + of.mean.cpu()
     assert scaling.std is not None
@@ -143,27 +144,31 @@ def pilot_points(scaling: Normaliser, shared: Described, n: int, seed: int) -> T
     return torch.cat([noise / scaling.std.cpu(), constant], 1)
 
 
-def n_points(n_samples: int) -> int:
+_noise = lru_cache(2)(normals)  # the same for all candidates
+
+
+def n_points(n_samples: int, widest: int = WIDTH) -> int:
     """How many landmarks are drawn for a candidate; with few rows as many as these."""
-    return max(1, min(WIDTH, MOST_ROWS, n_samples))
+    return max(1, min(widest, WIDTH, MOST_ROWS, n_samples))
 
 
-def drawn_landmarks(scaling: Normaliser, shared: Described, seed: int) -> LandmarkMap:
+def drawn_landmarks(scaling: Normaliser, shared: Described, seed: int, widest: int = WIDTH) -> LandmarkMap:
     """The landmarks of one candidate, before those that others nearly determine are left out.
 
     They are the same on every machine. Which of them stand clear of the others (`independent`) is not: it follows from
     a factorisation, on whose last digit no two machines agree.
     """
-    return rounded_landmarks(pilot_points(scaling, shared, n_points(shared.features.n_samples), 2 * seed))
+    return rounded_landmarks(pilot_points(scaling, shared, n_points(shared.features.n_samples, widest), 2 * seed))
 
 
 def candidate(
-    scaling: Normaliser, shared: Described, seed: int, like: Tensor | None = None, kept: Tensor | None = None
-) -> Candidate:
+    scaling: Normaliser, shared: Described, seed: int, like: Tensor | None = None, kept: Tensor | None = None,
+    widest: int = WIDTH,
+) -> Candidate:  # fmt: skip
     """One candidate, on the device of ``like``; ``kept`` are the places of its landmarks, if they are known."""
-    drawn = drawn_landmarks(scaling, shared, seed)
-    feature_map = drawn.subset(independent(drawn) if kept is None else kept)
-    feature_map = feature_map if like is None else feature_map.like(like)
+    drawn = drawn_landmarks(scaling, shared, seed, widest)
+    drawn = drawn if like is None else drawn.like(like)
+    feature_map = drawn.subset(independent(drawn) if kept is None else kept.to(drawn.points.device))
     synthetic = pilot_points(scaling, shared, SYNTHETIC, 2 * seed + 1).to(feature_map.points.device)
     return Candidate(scaling, feature_map, feature_map.mean_squares(synthetic.float()))
 

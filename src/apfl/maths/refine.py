@@ -340,7 +340,10 @@ def leave_out_each(
     def table(weight: float) -> Tensor:
         of = _unscaled(left if weight == 1 else _Weighted(unaided, left, weight), rows)
         counts = rows.labels, own, everyone, smoothing, tried
-        return hits(of, *counts, weights=rows.weights, importance=rows.importance)
+        found = hits(of, *counts, weights=rows.weights, importance=rows.importance)
+        if weight == 0:  # without a refinement either, the prior alone is no model of the rows
+            found[..., [balance == 0 for balance in tried.balances], :] = 0
+        return found
 
     tables = torch.stack([table(weight) for weight in weights]).cpu()  # (weights, ..., betas, balances, taus)
     told = torch.stack([left.judged.sum(-1).double(), left.noise(rows.labels)]).cpu()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from apfl.maths.bits import Layout, Part, Squeezed, squeeze
-from apfl.maths.integers import Rounding, Uniform
+from apfl.maths.dither import Uniform
+from apfl.maths.integers import Rounding
 from apfl.maths.landmarks import Spread
 from apfl.maths.wire import pack, unpack
 
@@ -50,9 +52,17 @@ class SpreadEncoding:
 
     def encode(self, own: Spread, draw: Uniform) -> tuple[Tensor, int]:
         """The vector (int64), and how many entries saturated."""
-        values = torch.cat([own.sums, pack(own.products) if self.full else own.products])
-        rounded, saturated = self.rounding.integers(values, draw(1, len(values))[0])
-        return torch.cat([rounded.long(), rounded.new_tensor([own.n_samples]).long()]), saturated
+        vector, saturated = self.encode_each([own], draw)
+        return vector[0], saturated
+
+    def encode_each(self, clients: Sequence[Spread], draw: Uniform) -> tuple[Tensor, int]:
+        """The vectors (b, size) of several clients, and how many entries saturated."""
+        sums, products = (torch.stack([getattr(own, name) for own in clients]) for name in ("sums", "products"))
+        values = torch.cat([sums, pack(products) if self.full else products], 1)[:, None]
+        drawn = draw(1, values.shape[-1])
+        rounded, saturated = self.rounding.integers(values, drawn if drawn.ndim == 3 else drawn[None])
+        n_samples = torch.tensor([[own.n_samples] for own in clients], device=rounded.device)
+        return torch.cat([rounded[:, 0].long(), n_samples], 1), int(saturated.sum())
 
     def decode(self, vector: Tensor) -> Spread:
         """What a vector says, or a sum of vectors."""

@@ -8,9 +8,50 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-__all__ = ["Lower"]
+__all__ = ["Lower", "inverse"]
 
 _BLOCK = 512
+_SMALL = 64  # columns of a block that is inverted by substitution
+
+
+def inverse(lower: Tensor) -> Tensor:
+    """L^-1 of lower triangular matrices (..., n, n): blocks on the diagonal all at once, the rest products by halves.
+
+    >>> inverse(torch.tensor([[2.0, 0.0], [1.0, 4.0]])).tolist()
+    [[0.5, 0.0], [-0.125, 0.25]]
+    """
+    n = lower.shape[-1]
+    small = n if n <= 2 * _SMALL else _SMALL if n <= 4096 else 4 * _SMALL
+    made = torch.zeros_like(lower, memory_format=torch.contiguous_format)
+    blocks, even = n // small, n // small * small
+    into, of = (_diagonal_blocks(each[..., :even, :even], blocks) for each in (made, lower))
+    into.copy_(_by_substitution(of))
+    if even < n:
+        made[..., even:, even:] = _by_substitution(lower[..., even:, even:])
+
+    def fill(start: int, stop: int) -> None:
+        if stop - start <= small:
+            return
+        middle = start + -(-(stop - start) // (2 * small)) * small
+        fill(start, middle)
+        fill(middle, stop)
+        first, last = slice(start, middle), slice(middle, stop)
+        made[..., last, first] = -(made[..., last, last] @ (lower[..., last, first] @ made[..., first, first]))
+
+    fill(0, n)
+    return made
+
+
+def _diagonal_blocks(matrix: Tensor, blocks: int) -> Tensor:
+    """(..., blocks, n, n), a view."""
+    n = matrix.shape[-1] // blocks
+    return matrix.unflatten(-1, (blocks, n)).unflatten(-3, (blocks, n)).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+
+
+def _by_substitution(lower: Tensor) -> Tensor:
+    identity = torch.eye(lower.shape[-1]).to(lower).expand_as(lower)
+    found: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False)
+    return found
 
 
 class Lower:

@@ -57,15 +57,17 @@ _MOST = 2**15 - 1  # of an integer of `to_columns`
 
 
 def pack(symmetric: Tensor) -> Tensor:
-    """The lower triangle, row by row: d (d + 1) / 2 numbers instead of d^2.
+    """The lower triangle, row by row: d (d + 1) / 2 numbers instead of d^2; of several matrices (..., d, d) at once.
 
     >>> pack(torch.tensor([[1, 2], [2, 3]])).tolist()
     [1, 2, 3]
     """
-    d = len(symmetric)
-    packed = symmetric.new_empty(d * (d + 1) // 2)
+    d = symmetric.shape[-1]
+    if symmetric.device.type != "cpu":  # a copy for each row would be a kernel for each row
+        return symmetric.flatten(-2)[..., _triangle(d, symmetric.device)]
+    packed = symmetric.new_empty(*symmetric.shape[:-2], d * (d + 1) // 2)
     for i in range(d):
-        packed[i * (i + 1) // 2 : (i + 1) * (i + 2) // 2] = symmetric[i, : i + 1]
+        packed[..., i * (i + 1) // 2 : (i + 1) * (i + 2) // 2] = symmetric[..., i, : i + 1]
     return packed
 
 
@@ -74,12 +76,22 @@ def unpack(packed: Tensor) -> Tensor:
     d = (math.isqrt(8 * len(packed) + 1) - 1) // 2
     if d * (d + 1) // 2 != len(packed):
         raise InputError(f"{len(packed)} numbers are not the triangle of any square matrix")
+    if packed.device.type != "cpu":
+        lower = packed.new_zeros(d * d)
+        lower[_triangle(d, packed.device)] = packed
+        return lower.view(d, d) + lower.view(d, d).tril(-1).T
     symmetric = packed.new_empty(d, d)
     for i in range(d):
         row = packed[i * (i + 1) // 2 : (i + 1) * (i + 2) // 2]
         symmetric[i, : i + 1] = row
         symmetric[: i + 1, i] = row
     return symmetric
+
+
+def _triangle(d: int, device: torch.device) -> Tensor:
+    """Where the lower triangle stands in a matrix row by row."""
+    row, column = torch.tril_indices(d, d, device=device)
+    return row * d + column
 
 
 def _pack_trapezoid(upper: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.landmarks import LandmarkMap
+from apfl.maths.leaveout import echo, leaving, row_hashes
 from apfl.maths.machine import check_width, n_workers, over_clients
 from apfl.maths.maps import Activation, FeatureMap, random_map, raw_map
 from apfl.maths.normalise import Normalise, Normaliser, check_features, described, needs_moments, normaliser
@@ -24,6 +26,7 @@ from apfl.methods import Method, Round
 from apfl.models.file import Model
 
 Width = Annotated[int, Field(gt=0, le=2**20)]  # of a random map
+ROWS_ON_A_GPU = 2**14  # that are mapped at once
 WIDE = 2048  # above this width one product keeps all cores busy, and a sum for each worker is too much memory
 
 
@@ -35,9 +38,14 @@ def shared_normaliser(how: str, clients: Sequence[Shard]) -> Normaliser:
     check_features(how, features)
     if not needs_moments(how):
         return normaliser(how)
-    shared = normaliser(how, reduce(add, (described(how, rows) for rows in features)))
+    shared = normaliser(how, reduce(add, (described(how, rows) for rows in in_one(features))))
     check_features(shared.how, features)  # what `auto` stands for
     return shared
+
+
+def in_one(features: Sequence[Tensor]) -> Sequence[Tensor]:
+    """On a GPU all clients' rows together, since their sums are the same and one kernel is less than a hundred."""
+    return features if features[0].device.type == "cpu" else [torch.cat([*features])]
 
 
 def stream_maps(
@@ -134,6 +142,8 @@ def mapped_and_summed(
     workers = 1 if feature_map.width > WIDE else n_workers(len(clients), device)
     check_width(feature_map.width, sum(map(len, clients)), workers, device)
     rows_at_a_time = feature_map.width // 2 if workers == 1 else 2 * feature_map.width
+    if device.type != "cpu":
+        rows_at_a_time = ROWS_ON_A_GPU
     phis: dict[int, Tensor] = {}
 
     def add_share(share: Sequence[int]) -> Statistics:
@@ -151,6 +161,45 @@ def mapped_and_summed(
     parts = over_clients(add_share, shares, device)
     summed = parts[0] if workers == 1 else total(parts)  # total() would copy the only one
     return [phis[k] for k in range(len(clients))], summed
+
+
+def mapped(
+    clients: Sequence[Shard], normalise: Normaliser, feature_map: Callable[[Tensor], Tensor]
+) -> Callable[[int], Tensor]:
+    """A client's mapped rows by its place: on a CPU when asked for; on a GPU many clients' in one product, and kept."""
+    if clients[0].features.device.type == "cpu":
+        return lambda k: feature_map(normalise(clients[k].features))
+    made: list[Tensor] = []
+    for some in _bundles(clients, range(len(clients)), ROWS_ON_A_GPU):
+        phi = feature_map(normalise(torch.cat([clients[k].features for k in some])))
+        made += torch.split(phi, [len(clients[k]) for k in some])
+    return made.__getitem__
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """What is known of a client's repeated rows."""
+
+    groups: Tensor | None  # as in `Leaving`
+    copies: Tensor
+    n_copies: int
+    echo: Tensor  # (ECHO,)
+
+
+def repeated_rows(clients: Sequence[Shard]) -> list[Repeated]:
+    """Of each client: rows are hashed once for all there is to know, on a GPU those of all clients in one go."""
+    features = [shard.features for shard in clients]
+    parts = [*map(row_hashes, in_one(features))] if features else []
+    if len(parts) < len(features):
+        parts = np.split(parts[0], np.cumsum([*map(len, clients)])[:-1])
+    found = [
+        leaving(shard.features, shard.labels, shard.groups, own) for shard, own in zip(clients, parts, strict=True)
+    ]
+    counts = torch.stack([own.copies.sum() for own in found]).tolist() if found else []
+    return [
+        Repeated(*own, n_copies, echo(shard.features, hashes))
+        for own, n_copies, shard, hashes in zip(found, counts, clients, parts, strict=True)
+    ]
 
 
 def _bundles(clients: Sequence[Shard], share: Sequence[int], n_rows: int) -> Iterator[list[int]]:

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.maths.leaveout import Leaving, leaving
 from apfl.maths.machine import over_clients
 from apfl.maths.normalise import Normaliser, check_features
-from apfl.maths.personalise import Auto, Choice, Rows, leave_out, solve_primary
+from apfl.maths.personalise import Auto, Choice, Rows, left_out_tables, solve_primary
 from apfl.maths.pilot import (
     BITS,
     CANDIDATES,
@@ -29,6 +28,7 @@ from apfl.maths.pilot import (
     pilot_rows,
 )
 from apfl.maths.wire import Traffic
+from apfl.methods._analytic import Repeated, in_one, repeated_rows
 from apfl.methods._streams import Published, Streams, own_seed, summed_landmarks
 
 __all__ = ["Pilot", "pilot"]
@@ -66,20 +66,22 @@ def pilot(
         raise InputError("no clients given; a federation needs at least one")
     features = [shard.features for shard in clients]
     check_features("auto", features)
-    shared = reduce(add, map(describe, features))
+    pooled = in_one(features)
+    shared = reduce(add, over_clients(describe, pooled, features[0].device))
     usual, scalings = shared.usual, shared.normalisers
     some = _some_rows(clients, seed)
-    together = [leaving(shard.features, shard.labels, shard.groups) for shard in some]
+    together = repeated_rows(some)
 
     def tried(how: str) -> _Trial:
         drawn = candidate(scalings[how], shared, seed, like=features[0])
         return _try(some, n_classes, drawn, together, choice, gamma, sketch, bits, seed)
 
-    trials = {how: tried(how) for how in CANDIDATES if how == usual or fits(how, features)}
+    trials = {how: tried(how) for how in CANDIDATES if how == usual or fits(how, pooled)}
     tables = [torch.stack(own) for own in zip(*(trial.tables for trial in trials.values()), strict=True)]
-    n_rows = [len(shard) - int(own.copies.sum()) for shard, own in zip(some, together, strict=True)]
+    n_rows = [len(shard) - own.n_copies for shard, own in zip(some, together, strict=True)]
     judged = judge([*trials], tables, n_rows, usual)
-    check_features(judged.normalise, features)
+    if not fits(judged.normalise, pooled):
+        check_features(judged.normalise, features)  # which says whose
     widths = {how: trial.width for how, trial in trials.items()}
     account = judged.account(widths, {how: trial.gamma for how, trial in trials.items()})
     traffic = _traffic(trials, clients, n_classes, choice, sketch, bits)
@@ -111,7 +113,7 @@ def _try(
     clients: Sequence[Shard],
     n_classes: int,
     drawn: Candidate,
-    together: Sequence[Leaving],
+    together: Sequence[Repeated],
     choice: Choice,
     gamma: float | Auto,
     sketch: int,
@@ -119,18 +121,17 @@ def _try(
     seed: int,
 ) -> _Trial:
     """Map, sum, solve, leave out: the method itself, narrow and without its refinements."""
-    device, feature_map = clients[0].features.device, drawn.feature_map
+    feature_map = drawn.feature_map
     columns, purpose = drawn.mean_squares if bits else None, f"pilot {drawn.scaling.how}"
-    repeats = [(int(own.copies.sum()), None) for own in together]
+    repeats = [(own.n_copies, None) for own in together]
     made = summed_landmarks(clients, n_classes, drawn.scaling, feature_map, columns, BITS, seed, repeats, purpose)
     phis, summed = made.phis, replace(made.stats, n_copies=sum(n_copies for n_copies, _ in repeats), echo=None)
     primary = solve_primary(summed, gamma)
     told = (Published.of(primary) if bits else primary).with_leverage(sketch, seed)
     tried = choice.grid(primary.unit(feature_map.width))
 
-    def table(k: int) -> Tensor:
-        rows = Rows(phis[k], phis[k], clients[k].labels, *together[k])
-        return leave_out(rows, told, choice.smoothing, tried).table
+    def rows_of(k: int) -> Rows:
+        return Rows(phis[k], phis[k], clients[k].labels, together[k].groups, together[k].copies)
 
-    tables = over_clients(table, range(len(clients)), device)
+    tables = left_out_tables(rows_of, [*map(len, clients)], told, choice.smoothing, tried, over=over_clients)
     return _Trial(tables, feature_map.width, primary.gamma, made.sizes)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
+from itertools import islice
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from torch import Tensor
 from apfl.data.federation import Shard
 from apfl.data.load import load_dataset
 from apfl.errors import InputError
+from apfl.maths.bits import squeeze_each
 from apfl.maths.centred import CentredMap
-from apfl.maths.integers import OF_ONE_LENGTH, Encoding, Repeats, Rounding, dither, spectral_bound
+from apfl.maths.dither import Dither, dither
+from apfl.maths.integers import OF_ONE_LENGTH, Encoding, Repeats, Rounding, spectral_bound
 from apfl.maths.landmarks import (
     ROWS_FOR_EACH_COLUMN,
     SYNTHETIC,
@@ -27,17 +30,18 @@ from apfl.maths.landmarks import (
     no_spread,
     spread,
 )  # fmt: skip
-from apfl.maths.machine import check_width, over_clients
+from apfl.maths.machine import alike, check_width, over_clients
 from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import Normaliser
 from apfl.maths.personalise import Primary, Shared
 from apfl.maths.ridge import Statistics, one_hot
 from apfl.maths.spread_encoding import SpreadEncoding
 from apfl.maths.wire import Traffic, from_columns, landmarks_bytes, spread_bytes, to_columns
-from apfl.methods._analytic import mapped_and_summed, upload_bytes
+from apfl.methods._analytic import mapped, mapped_and_summed, upload_bytes
 from apfl.models.landmark import LandmarkModel
 
 __all__ = [
+    "PUBLIC",
     "Map",
     "Published",
     "Streams",
@@ -51,6 +55,9 @@ __all__ = [
 ]
 
 Map = FeatureMap | LandmarkMap
+PUBLIC = "public"  # a file of public features, in the terms of a federation: its server alone has it
+NUMBERS_ON_A_GPU = 2**27  # integers that are rounded at once: half a gigabyte
+COLUMNS = 2**11  # of models that are folded at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +73,12 @@ class Streams:
     account: dict[str, Any] = field(default_factory=dict)  # for the record
     bits: int = 0  # of an entry of the statistics; 0: float64
     gamma: float | None = None  # under noise, what that asks for; then nothing but these statistics is known of rows
+
+    def psi_of(self, clients: Sequence[Shard]) -> Callable[[int], Tensor]:
+        """Psi of each client behind Phi_k, by its place."""
+        if self.refinement_map is self.primary_map:
+            return self.phis.__getitem__
+        return mapped(clients, self.normalise, self.refinement_map)
 
     def psi(self, features: Tensor, phi: Tensor) -> Tensor:
         """Psi of a client's features; with one map for both streams it is Phi."""
@@ -91,14 +104,29 @@ def _told(values: Tensor) -> Tensor:
     return from_columns(*to_columns(values))
 
 
-def folded(made_of: Streams, weights: Tensor, prior: Tensor | None) -> LandmarkModel:
-    """A model of one matrix: phi(z)'W = k(z, V) A."""
+def folded(made_of: Streams, weights: Iterable[Tensor], priors: Sequence[Tensor | None]) -> Iterator[LandmarkModel]:
+    """Models of one matrix: phi(z)'W = k(z, V) A. Many are folded at once, which is one solve with many columns."""
+    ahead, left = iter(weights), iter(priors)
+    while some := [*islice(ahead, max(1, COLUMNS // made_of.stats.n_classes))]:
+        found, offsets = _folded(made_of, torch.cat(some, 1))
+        parts = torch.chunk(found, len(some), 1)
+        more = [None] * len(some) if offsets is None else torch.chunk(offsets, len(some))
+        for own, offset, prior in zip(parts, more, islice(left, len(some)), strict=True):
+            told = offset if prior is None else prior if offset is None else offset + prior
+            yield LandmarkModel(_landmarks(made_of), own.contiguous(), made_of.normalise, prior=told)
+
+
+def _folded(made_of: Streams, weights: Tensor) -> tuple[Tensor, Tensor | None]:
     if isinstance(made_of.primary_map, CentredMap):
-        folded_weights, offset = made_of.primary_map.fold(weights)
-        prior = offset if prior is None else offset + prior
-        return LandmarkModel(made_of.primary_map.landmarks, folded_weights, made_of.normalise, prior=prior)
-    assert isinstance(made_of.primary_map, LandmarkMap)
-    return LandmarkModel(made_of.primary_map, made_of.primary_map.fold(weights), made_of.normalise, prior=prior)
+        return made_of.primary_map.fold(weights)
+    return _landmarks(made_of).fold(weights), None
+
+
+def _landmarks(made_of: Streams) -> LandmarkMap:
+    found = made_of.primary_map
+    found = found.landmarks if isinstance(found, CentredMap) else found
+    assert isinstance(found, LandmarkMap)
+    return found
 
 
 def landmark_streams(
@@ -115,6 +143,7 @@ def landmark_streams(
 
     Integers tell the clients' ``repeats`` too.
     """
+    check_width(d, 2 * sum(map(len, clients)), 1, clients[0].features.device)  # rows are float64
     origin = landmark_origin(clients, normalise, source, bits, seed)
     drawn, columns = draw_landmarks(d, seed, origin.spread, clients[0].features)
     summed = summed_landmarks(clients, n_classes, normalise, drawn, columns if bits else None, bits, seed, repeats)
@@ -160,6 +189,10 @@ def public_origin(normalise: Normaliser, source: str, like: Tensor) -> _Origin:
     n_in = normalise.width(n_features)
     if source == "free":
         return _Origin(no_spread(n_in))
+    if source == PUBLIC:
+        raise InputError(
+            "landmarks='public' given: so the terms of a federation call a file of the server. Name the file"
+        )
     public = load_dataset(source, labels_optional=True)
     if public.features.shape[1] != n_features:
         raise InputError(
@@ -205,24 +238,38 @@ def _summed_spread(
     clients: Sequence[Shard], normalise: Normaliser, full: bool, rounded: bool, seed: int
 ) -> tuple[Spread, list[int]]:
     """The sum of the clients' moments, and what each client's weigh."""
-    features = clients[0].features
-    n_in = normalise.width(features.shape[1])
-    own = (spread(normalise(shard.features), full=full) for shard in clients)
+    device, n_in = clients[0].features.device, normalise.width(clients[0].features.shape[1])
+
+    def own(k: int) -> Spread:
+        return spread(normalise(clients[k].features), full=full)
+
     if not rounded:
-        return reduce(add, own), [spread_bytes(n_in, full=full)] * len(clients)
-    encoding, sizes = SpreadEncoding(max(map(len, clients)), n_in, full), []
-    summed = torch.zeros(encoding.layout.size, dtype=torch.int64, device=features.device)
-    for k, moments in enumerate(own):
-        vector, _ = encoding.encode(moments, dither(own_seed(seed, k), "spread", features.device))
-        summed += vector
-        sizes.append(encoding.packing(vector).n_bytes)
+        return reduce(add, map(own, range(len(clients)))), [spread_bytes(n_in, full=full)] * len(clients)
+    encoding, sizes = SpreadEncoding(max(map(len, clients)), n_in, full), [0] * len(clients)
+    summed = torch.zeros(encoding.layout.size, dtype=torch.int64, device=device)
+    for bucket in _together(clients, encoding.layout.size):
+        draw = Dither.together([dither(own_seed(seed, k), "spread", device) for k in bucket])
+        vectors, _ = encoding.encode_each([own(k) for k in bucket], draw)
+        summed += vectors.sum(0)
+        _put(sizes, bucket, [each.n_bytes for each in squeeze_each(encoding.layout, vectors)])
     return encoding.decode(summed), sizes
+
+
+def _together(clients: Sequence[Shard], n_numbers: int) -> list[list[int]]:
+    """Clients whose vectors of so many numbers are made at once; on a CPU one after another."""
+    device, sizes = clients[0].features.device, [*map(len, clients)]
+    most = 1 if device.type == "cpu" else max(1, NUMBERS_ON_A_GPU // n_numbers)
+    return alike(sizes, most * max(sizes), most)
+
+
+def _put(into: list[int], places: Sequence[int], values: Sequence[int]) -> None:
+    for place, value in zip(places, values, strict=True):
+        into[place] = value
 
 
 def _mapped(clients: Sequence[Shard], normalise: Normaliser, drawn: LandmarkMap) -> list[Tensor]:
     device = clients[0].features.device
-    check_width(drawn.width, 2 * sum(map(len, clients)), 1, device)  # rows are float64
-    return over_clients(lambda shard: drawn(normalise(shard.features)), clients, device)
+    return over_clients(mapped(clients, normalise, drawn), range(len(clients)), device)
 
 
 def _rounded(
@@ -234,14 +281,18 @@ def _rounded(
     purpose: str,
 ) -> Summed:
     """The sum of the statistics as their integers tell them."""
-    device, rounding, outside, sizes = clients[0].features.device, encoding.rounding, 0, []
+    device, rounding, outside, sizes = clients[0].features.device, encoding.rounding, 0, [0] * len(clients)
     summed = torch.zeros(encoding.layout.size, dtype=torch.int64, device=device)
-    for k, shard in enumerate(clients):
-        draw, targets = dither(own_seed(seed, k), purpose, device), one_hot(shard.labels, encoding.n_classes)
-        integers, saturated = encoding.encode_rows(phis[k], targets, draw, repeats[k])
-        summed += integers
-        sizes.append(encoding.packing(integers).n_bytes)
-        outside += saturated
+    targets = one_hot(torch.cat([shard.labels for shard in clients]), encoding.n_classes)
+    own_targets = torch.split(targets, [*map(len, clients)])
+    for bucket in _together(clients, encoding.layout.size):
+        own = [[each[k] for k in bucket] for each in (phis, own_targets, repeats)]
+        draws = [dither(own_seed(seed, k), purpose, device) for k in bucket]
+        vectors, saturated = encoding.encode_each(own[0], own[1], draws, own[2])
+        for vector in vectors:
+            summed += vector
+        _put(sizes, bucket, [each.n_bytes for each in squeeze_each(encoding.layout, vectors)])
+        outside += sum(saturated)
     bound = spectral_bound(rounding, len(clients), len(encoding.columns))
     told = {"bits": rounding.bits, "step": rounding.step, "saturated": outside, "spectral_bound": bound}
     return Summed(phis, encoding.decode(summed), sizes, {"rounding": told})

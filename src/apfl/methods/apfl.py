@@ -1,11 +1,13 @@
-"""APFL that tunes itself: wide streams, every setting chosen in closed form, and a local prior.
+"""APFL that tunes itself: one map of landmarks, every setting chosen in closed form, and a local prior.
 
 The two streams are those of `apfl_paper` (Fan et al., "APFL: Analytic Personalized Federated Learning via Dual-Stream
-Least Squares"). Beyond the paper: the width follows the number of rows, the normalisation the features' moments; gamma
-is chosen by generalised cross-validation of the summed statistics; beta, balance and tau by left-out hits of both
-streams, added over clients; tau * log(p_k / p) is added to the scores. No test row is seen.
+Least Squares"). Beyond the paper: both streams share one map of landmarks, whose number follows the number of rows, and
+statistics travel as integers (`map="random"`: two random maps, in float64); a pilot chooses the normalisation; gamma is
+chosen by generalised cross-validation of the summed statistics; beta, balance, tau and the weight on the primary by
+left-out hits of both streams, added over clients; tau * log(p_k / p) is added to the scores. No test row is seen.
 
-Exchanges: one of statistics, one of tables of hits (at most 2,000 integers for each client).
+Exchanges: one of moments, two of the pilot, one of the moments behind the landmarks, one of statistics, one of tables
+of hits (at most 2,000 integers for each client). Settings that are given save those that choose them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.hits import Scope
 from apfl.maths.integers import bits_for
-from apfl.maths.leaveout import Leaving, echo, leaving
 from apfl.maths.machine import over_clients
 from apfl.maths.maps import Activation, FeatureMap
 from apfl.maths.noise import of_length_one
@@ -44,10 +45,17 @@ from apfl.maths.personalise import (
 )  # fmt: skip
 from apfl.maths.wire import ECHO_BYTES, Traffic, description_bytes, publication_bytes, scaling_bytes, table_bytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import mapped_and_summed, shared_normaliser, stream_maps, upload_bytes
+from apfl.methods._analytic import (
+    Repeated,
+    mapped_and_summed,
+    repeated_rows,
+    shared_normaliser,
+    stream_maps,
+    upload_bytes,
+)  # fmt: skip
 from apfl.methods._pilot import Pilot, pilot
 from apfl.methods._private import PRIVATE_BITS, WIDTH, Noise, Privacy, check_private, private_streams
-from apfl.methods._streams import Published, Streams, folded, landmark_streams
+from apfl.methods._streams import PUBLIC, Published, Streams, folded, landmark_streams
 from apfl.models.dual_stream import DualStream
 from apfl.models.landmark import LandmarkModel
 
@@ -60,6 +68,7 @@ Bits = Annotated[
     Literal[0] | Annotated[int, Field(ge=8, le=32)], BeforeValidator(lambda given: 0 if given == "0" else given)
 ]
 LANDMARKS = ("federation", "free")
+OF_RANDOM_MAPS = {"bits": 0, "weight": 1.0}  # what auto means with them
 REMOVED = {
     "cross-fitted": "refinement='cross-fitted' was removed: it changed nothing (docs/results/auto.md). The refinement "
     "is fitted to in-sample residuals; leave the setting out, or give 'in-sample'",
@@ -83,7 +92,7 @@ class APFL(Method):
     beta: Positive | Auto = "auto"
     balance: NonNegative | Auto = "auto"
     tau: NonNegative | Auto = "auto"
-    weight: Share | Auto = 1.0  # on the primary: E = Y - weight Phi G; 0 is going alone
+    weight: Share | Auto = "auto"  # on the primary: E = Y - weight Phi G; 0: going alone; auto is 1 with random maps
     scope: Annotated[Scope, BeforeValidator(_not_removed)] = "federation"
     refinement: Annotated[Literal["in-sample"], BeforeValidator(_not_removed)] = "in-sample"
     sketch: Annotated[int, Field(ge=0, le=2**16)] = 128  # columns of the leverage sketch; 0: exact, in process alone
@@ -92,7 +101,7 @@ class APFL(Method):
     activation_refinement: Activation = "hardswish"
     intercept: bool = False
     normalise: Normalise | Auto = "auto"
-    map: Literal["random", "landmarks"] = "random"  # landmarks: one map for both streams (`apfl.maths.landmarks`)
+    map: Literal["landmarks", "random"] = "landmarks"  # one map for both streams (`apfl.maths.landmarks`), or two
     landmarks: str = "federation"  # drawn from everyone's moments, from nobody's (free), or from those of a public FILE
     bits: Bits | Auto = "auto"  # of an entry of the statistics; auto: as few as do no harm; 0: float64
     epsilon: Positive | Literal["none"] = "none"  # of what is released, unit one row; needs public landmarks
@@ -107,12 +116,14 @@ class APFL(Method):
         for option in (self.scope, self.refinement):
             if option in REMOVED:
                 raise InputError(REMOVED[option])
-        if self.landmarks not in LANDMARKS and not Path(self.landmarks).is_file():
+        if self.landmarks not in (*LANDMARKS, PUBLIC) and not Path(self.landmarks).is_file():
             raise InputError(
                 f"landmarks={self.landmarks} given; allowed: {' or '.join(LANDMARKS)}, or a file of public features"
             )
-        if self.bits == "auto" and self.map != "landmarks":
-            object.__setattr__(self, "bits", 0)
+        if self.map == "random":
+            for name, usual in OF_RANDOM_MAPS.items():
+                if getattr(self, name) == "auto":
+                    object.__setattr__(self, name, usual)
         if self.bits and self.map != "landmarks":
             raise InputError(f"bits={self.bits} with map='random': only rows of the landmark map have a bounded length")
         if self.map == "landmarks":
@@ -164,13 +175,11 @@ class APFL(Method):
         return "auto" in (self.beta, self.tau, self.weight)
 
     def streams(
-        self, clients: Sequence[Shard], n_classes: int, seed: int, together: Sequence[Leaving] | None = None
+        self, clients: Sequence[Shard], n_classes: int, seed: int, together: Sequence[Repeated] | None = None
     ) -> Streams:
         """Both maps, every client's rows through the first of them, and the sum of their statistics."""
-        if together is None:
-            together = [leaving(shard.features, shard.labels, shard.groups) for shard in clients]
         if self.map == "landmarks":
-            return self._landmark_streams(clients, n_classes, seed, together)
+            return self._landmark_streams(clients, n_classes, seed, together or repeated_rows(clients))
         normalise, features = shared_normaliser(self.normalise, clients), clients[0].features
         widths = self.widths(sum(map(len, clients)), features.shape[1])
         activations = (self.activation_primary, self.activation_refinement)
@@ -179,7 +188,7 @@ class APFL(Method):
         return Streams(normalise, *maps, phis, stats, Traffic({"statistics": upload_bytes(clients, stats)}))
 
     def _landmark_streams(
-        self, clients: Sequence[Shard], n_classes: int, seed: int, together: Sequence[Leaving]
+        self, clients: Sequence[Shard], n_classes: int, seed: int, together: Sequence[Repeated]
     ) -> Streams:
         sizes = [*map(len, clients)]
         d, _ = self.widths(sum(sizes), clients[0].features.shape[1] if clients else 0)
@@ -191,50 +200,53 @@ class APFL(Method):
         if self.normalise == "auto":
             first = pilot(clients, n_classes, self.choice, self.gamma, self.sketch, bits, seed)
         normalise = first.normalise if first else shared_normaliser(self.normalise, clients)
-        repeats = [(int(own.copies.sum()), echo(shard.features)) for shard, own in zip(clients, together, strict=True)]
+        repeats = [(own.n_copies, own.echo) for own in together]
         made = landmark_streams(clients, n_classes, normalise, d, self.landmarks, bits, seed, repeats)
         return first.before(made) if first else made
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
-        together = [leaving(shard.features, shard.labels, shard.groups) for shard in clients]
+        together = repeated_rows(clients)
         made_of = self.streams(clients, n_classes, seed, together)
         normalise, primary_map, refinement_map = made_of.normalise, made_of.primary_map, made_of.refinement_map
-        phis = made_of.phis
-        primary = self._solved(made_of, clients, together)
+        phis, psi_of = made_of.phis, made_of.psi_of(clients)
+        primary = self._solved(made_of, together)
 
         def rows_of(k: int) -> Rows:
-            return Rows(phis[k], made_of.psi(clients[k].features, phis[k]), clients[k].labels, *together[k])
+            return Rows(phis[k], psi_of(k), clients[k].labels, together[k].groups, together[k].copies)
 
         def late_rows(shard: Shard) -> Rows:
             phi = primary_map(normalise(shard.features))
             seen = torch.zeros_like(shard.labels, dtype=torch.bool)
             return Rows(phi, made_of.psi(shard.features, phi), shard.labels, seen=seen)
 
-        def model(own: Personal) -> DualStream | LandmarkModel:
+        def models(personal: Sequence[Personal]) -> list[DualStream] | list[LandmarkModel]:
             if not isinstance(primary_map, FeatureMap) or not isinstance(refinement_map, FeatureMap):  # one for both
-                return folded(made_of, own.weight * primary.weights + own.balance * own.refinement, own.prior)
-            shared = primary.weights if own.weight == 1 else own.weight * primary.weights
-            return DualStream(
-                primary_map, shared, refinement_map, own.refinement, own.balance, normalise, prior=own.prior
-            )
+                weights = (own.weight * primary.weights + own.balance * own.refinement for own in personal)
+                return [*folded(made_of, weights, [own.prior for own in personal])]
+            return [
+                DualStream(
+                    primary_map, primary.weights if own.weight == 1 else own.weight * primary.weights, refinement_map,
+                    own.refinement, own.balance, normalise, prior=own.prior,
+                )
+                for own in personal
+            ]  # fmt: skip
 
         made = personalise(rows_of, [*map(len, clients)], primary, self.choice, self.sketch, seed, over=over_clients)
         chosen = {**made.account, "normalise": normalise.how}
 
-        def admit(late: Sequence[Shard]) -> list[DualStream | LandmarkModel]:
+        def admit(late: Sequence[Shard]) -> list[DualStream] | list[LandmarkModel]:
             """With the federation's settings, as a site that only receives; under noise with their own."""
             if self.private:
                 own = personalise(
                     lambda k: late_rows(late[k]), [*map(len, late)], primary, self.choice, self.sketch, seed
                 )
-                return [model(each) for each in own.clients]
+                return models(own.clients)
             setting, weight = self._settled(chosen), chosen.get("weight", 1.0)
-            return [model(refine(late_rows(shard), primary.shared, setting, self.smoothing, weight)) for shard in late]
+            return models([refine(late_rows(shard), primary.shared, setting, self.smoothing, weight) for shard in late])
 
-        models = [model(own) for own in made.clients]
         traffic = made_of.traffic + self._traffic(clients, made_of, n_classes)
         yield Round(
-            models,
+            models(made.clients),
             index=traffic.rounds,
             bytes_up=traffic.total_up,
             bytes_down=traffic.total_down(len(clients)),
@@ -242,7 +254,7 @@ class APFL(Method):
             admit=admit,
         )
 
-    def _solved(self, made_of: Streams, clients: Sequence[Shard], together: Sequence[Leaving]) -> Primary:
+    def _solved(self, made_of: Streams, together: Sequence[Repeated]) -> Primary:
         """The primary of the sums; under noise of these alone, with the gamma that it asks for."""
         if made_of.gamma is not None:
             primary = solve_primary(made_of.stats, made_of.gamma if self.gamma == "auto" else self.gamma)
@@ -250,8 +262,7 @@ class APFL(Method):
             return Published.of(replace(primary, stats=of_length_one(primary.stats)))
         if made_of.bits:  # which tell the repeated rows
             return Published.of(solve_primary(made_of.stats, self.gamma))
-        n_copies = sum(int(own.copies.sum()) for own in together)
-        echoes = reduce(add, (echo(shard.features) for shard in clients))
+        n_copies, echoes = sum(own.n_copies for own in together), reduce(add, (own.echo for own in together))
         return solve_primary(replace(made_of.stats, n_copies=n_copies, echo=echoes), self.gamma)
 
     @staticmethod

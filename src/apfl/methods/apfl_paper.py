@@ -25,7 +25,15 @@ from apfl.maths.personalise import Rows, Shared, refine_all
 from apfl.maths.ridge import solve
 from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import Width, mapped_and_summed, one_exchange, shared_normaliser, stream_maps, upload_bytes
+from apfl.methods._analytic import (
+    Width,
+    mapped,
+    mapped_and_summed,
+    one_exchange,
+    shared_normaliser,
+    stream_maps,
+    upload_bytes,
+)
 from apfl.methods._grid import alike
 from apfl.models.dual_stream import DualStream
 
@@ -80,8 +88,10 @@ class _Fitted:
         self.upload_bytes = upload_bytes(clients, summed)
 
     def refinements(self, clients: Sequence[Shard], phis: Sequence[Tensor], beta: float) -> list[Tensor]:
+        psi_of = mapped(clients, self.normalise, self.maps[1])
+
         def rows_of(k: int) -> Rows:
-            return Rows(phis[k], self.maps[1](self.normalise(clients[k].features)), clients[k].labels)
+            return Rows(phis[k], psi_of(k), clients[k].labels)
 
         return refine_all(rows_of, [*map(len, clients)], self.shared, beta, over=over_clients)
 

@@ -68,10 +68,8 @@ class RidgeToGlobal(OneMap):
         normalise = shared_normaliser(self.normalise, clients)
         made_of = landmark_streams(clients, n_classes, normalise, self.d, "federation", 0, seed)
         primary = solve(made_of.stats, self.gamma)
-        models = [
-            folded(made_of, self._personal(phi, shard, primary), None)
-            for phi, shard in zip(made_of.phis, clients, strict=True)
-        ]
+        weights = (self._personal(phi, shard, primary) for phi, shard in zip(made_of.phis, clients, strict=True))
+        models = [*folded(made_of, weights, [None] * len(clients))]
         traffic = made_of.traffic
         last = one_exchange(
             models, normalise, clients[0].features.shape[1],

@@ -27,6 +27,8 @@ def status_view(status: Mapping[str, Any], expected: Sequence[str] = (), lines: 
     parts.append(Text(f"{_publication(status)}   received {human_bytes(status['bytes_up'])}"))
     if status.get("pilot") or status["phase"] == "piloting":
         parts.append(Text(_pilot(status.get("pilot"))))
+    if status["terms"]["method"].get("map") == "landmarks":
+        parts.append(Text(_landmarks(status["terms"])))
     if status.get("masked"):
         parts.append(Text(_masked(status["masked"])))
     if status.get("privacy"):
@@ -85,6 +87,15 @@ def _pilot(chosen: Mapping[str, Any] | None) -> str:
         return "a pilot is under way: sites try every normalisation on a narrow map"
     hits = ", ".join(f"{how} {n:g}" for how, n in sorted(chosen["hits"].items(), key=lambda each: -each[1]))
     return f"normalisation {chosen['normalise']}; left-out rows right in the pilot, of {chosen['rows']:,}: {hits}"
+
+
+def _landmarks(terms: Mapping[str, Any]) -> str:
+    """How many there are, and where they come from."""
+    source = terms["method"].get("landmarks", "federation")
+    told = {"federation": "everyone's moments", "free": "nobody's rows"}.get(source)
+    if told is None:
+        told = f"a file of public features ({terms['public_rows']:,} rows, SHA-256 {terms['public_sha256'][:12]})"
+    return f"landmarks from {told}" + (f": {terms['n_landmarks']:,}" if terms["settled"] else ", not drawn yet")
 
 
 def _masked(known: Mapping[str, Any]) -> str:

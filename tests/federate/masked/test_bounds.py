@@ -34,12 +34,12 @@ NEEDS = "needs the flower extra: pip install 'apfl[flower]'"
 def test_masked_terms_state_what_no_site_may_say_by_itself():
     with pytest.raises(InputError, match=r"map='random' given.*Give map='landmarks' too"):
         masked_terms(RANDOM)
-    with pytest.raises(InputError, match=r"without class_names, n_features, max_rows given.*must state the classes"):
+    with pytest.raises(InputError, match=r"without class_names, n_features given.*must state the classes"):
         Terms("f", method=METHOD, masked=True)
-    with pytest.raises(InputError, match="without max_rows given"):
-        masked_terms(max_rows=None)
-    with pytest.raises(InputError, match=r"normalise='columns' given.*Use normalise='root' or 'row'"):
-        masked_terms(replace(METHOD, normalise="columns"))
+    with pytest.raises(InputError, match="without n_features given"):
+        masked_terms(n_features=None)
+    with pytest.raises(InputError, match=r"max_share=0.5 given: nobody sees a site's share.*Give max_rows instead"):
+        masked_terms(max_share=0.5)
     with pytest.raises(InputError, match=r"map='random' given.*Give map='landmarks'"):
         Terms.checked({"federation": "f", "masked": True})
 

@@ -69,7 +69,7 @@ def test_the_federation_is_the_simulation(tmp_path, monkeypatch, method):
     with Coordinator(tmp_path / "server") as server:
         published = seen(server.current(), server.terms)
         streams = method.streams(shards, 3, 0)
-        exact = method._solved(streams, shards, [])
+        exact = method._solved(streams, shards)
         assert torch.equal(published.weights, exact.weights)
         assert published.class_counts.tolist() == exact.stats.class_counts.tolist()
         assert published.gamma == pytest.approx(made.chosen["gamma"], rel=1e-12)

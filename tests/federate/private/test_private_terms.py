@@ -45,11 +45,20 @@ def test_what_would_tell_more_is_refused(given, sentence):
         Terms.checked(terms | given | {"method": vars(method)})
 
 
-def test_landmarks_that_data_decide_are_refused(tmp_path):
+def test_landmarks_are_of_public_features_or_of_none(tmp_path):
+    need_accounting()
     public = tmp_path / "public.npz"
-    np.savez(public, features=np.ones((4, 8), np.float32), labels=np.zeros(4, int))
-    with pytest.raises(InputError, match=r"landmarks=.*public.npz.* given"):
-        private_terms(replace(METHOD, landmarks=str(public)))
+    rows = np.random.default_rng(0).normal(2, 1, (60, 8)).astype(np.float32)
+    np.savez(public, features=rows, labels=np.zeros(60, int))
+    drawn = {}
+    for name, source in (("free", "free"), ("public", str(public))):
+        with Coordinator(tmp_path / name, private_terms(replace(METHOD, landmarks=source))) as server:
+            describe(server, private_sites(tmp_path / f"sites-{name}"))
+            drawn[name] = server.landmarks()
+            assert server.terms.public_rows == (60 if name == "public" else None)
+    assert drawn["free"] != drawn["public"]
+    with pytest.raises(InputError, match=r"terms with epsilon=4.0 and normalise='columns' given"):
+        private_terms(replace(METHOD, landmarks=str(public), normalise="columns"))
     with pytest.raises(InputError, match="epsilon with landmarks='federation' given"):
         replace(METHOD, landmarks="federation")
 

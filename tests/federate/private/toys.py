@@ -16,7 +16,7 @@ from tests.federate.federation_toys import NAMES, contribute, draw_shard
 
 NEEDS = "needs the privacy extra: pip install 'apfl[privacy]'"
 METHOD = APFL(map="landmarks", landmarks="free", normalise="row", d_primary=24, epsilon=4.0, sketch=16)
-FIXED = replace(METHOD, beta=1.0, balance=0.5, tau=0.0)
+FIXED = replace(METHOD, beta=1.0, balance=0.5, tau=0.0, weight=1.0)
 SIZES = (30, 70, 20, 55)
 
 

@@ -96,7 +96,8 @@ def _masked(site: Site, limits: Limits, given: Payloads) -> Answer:
     terms, phase = Terms.from_json(given["terms"]), given["phase"].decode(errors="replace")
     publication = _kept_publication(site, given) if "publication" in given else None
     masked = MaskedSite(site, limits.member(site, terms), report=limits.report)
-    data = masked.answer(phase, given["question"], given["terms"], given.get("counts"), publication)
+    told = (given.get(name) for name in ("pilot", "primaries"))
+    data = masked.answer(phase, given["question"], given["terms"], given.get("counts"), publication, *told)
     if phase == "mask":
         _say(f"takes part in {terms.federation}: sends a masked vector, {len(data):,} bytes")
     return {}, {"answer": data}

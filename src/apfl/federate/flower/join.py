@@ -74,11 +74,7 @@ def stay_connected(site: Connection, log: Path, say: Callable[[str], None], pati
         else:
             turned_away_since = turned_away_since or time.monotonic()
             if LEFT in lines:
-                raise InputError(
-                    f"{site.name} has left the federation at {site.server}: whoever runs the server took it out. Its "
-                    f"model in {site.folder} still predicts. To take part again, ask whoever runs the server to put "
-                    f"the key back (keys/{site.name}.pub), and join with --rejoin"
-                )
+                raise _left(site)
             if time.monotonic() - turned_away_since > patience:
                 raise InputError(
                     f"the server at {site.server} does not admit the key of {site.name}: give {site.name}.pub to "
@@ -94,6 +90,16 @@ def stay_connected(site: Connection, log: Path, say: Callable[[str], None], pati
         ended = f"the connection ended (code {code}: {last_lines(log, 1)[:120]}); again in {pause:.0f} s"
         say(f"{clock}; {ended}" if clock else ended)
         time.sleep(pause)
+
+
+def _left(site: Connection) -> InputError:
+    """That a site is no longer in the federation, and what that means."""
+    masked = " A server that kept the former sum learns this site's part from the difference to the new one."
+    return InputError(
+        f"{site.name} has left the federation at {site.server}: whoever runs the server took it out. Its model in "
+        f"{site.folder} still predicts. To take part again, ask whoever runs the server to put the key back "
+        f"(keys/{site.name}.pub), and join with --rejoin.{masked if site.config.get('roster') else ''}"
+    )
 
 
 def changed_rows(federation: str, how: str) -> str:

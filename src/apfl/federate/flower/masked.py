@@ -112,15 +112,10 @@ class MaskedConversation:
         self.events("summed", **told, members=list(aggregator.survivors))
 
     def _payloads(self, cohort: Cohort, purpose: Purpose, phase: str, name: str, question: bytes) -> Payloads:
-        terms, counts = self.coordinator.agreed, cohort.counts
-        payloads = {"terms": terms.to_json().encode(), "phase": phase.encode(), "question": question}
-        if purpose.what != "count" and counts is not None:
-            payloads["counts"] = counts.to_bytes()
-        if phase != "advertise":
-            return payloads
-        if purpose.what == "table":
-            payloads["publication"] = self.coordinator.deliver(name)
-        return payloads | self._landmarks(name)
+        terms = self.coordinator.agreed.to_json().encode()
+        payloads = {"terms": terms, "phase": phase.encode(), "question": question}
+        payloads |= cohort.along(purpose, phase, name)
+        return payloads | self._landmarks(name) if phase == "advertise" else payloads
 
     def _landmarks(self, name: str) -> Payloads:
         """The landmarks, for a site that lacks them."""

@@ -1,11 +1,14 @@
 """What a sum may reveal: bounds that follow from how many rows the members of a cohort have together.
 
-The first masked sum counts rows and holders of each class. The server sends that sum to every site, and everyone
-applies the same rules to it before anything else is sent:
+The first masked sum counts rows and holders of each class, and sites by their size, in powers of two. If the
+normalisation needs moments, it tells the power of four of each column's largest entry, too. The server sends that sum
+to every site, and everyone applies the same rules to it before anything else is sent:
 
     a class is in the sums only if at least 2 members hold it, with at least 20 rows together;
     a map has at most N / 4 columns, N the rows of those classes: a sum with fewer rows than columns gives rows away;
-    products of all features are summed only if N >= 4 l, otherwise their squares alone.
+    products of all features are summed only if N >= 4 l, otherwise their squares alone;
+    a pilot's maps have at most a quarter as many columns as it has rows, and it leaves out classes that would have
+    hardly 20 of them.
 
 A site cannot check the sum itself: a server that claims more rows than there are gets a wider map.
 """
@@ -20,23 +23,38 @@ from functools import cached_property
 import numpy as np
 
 from apfl.errors import InputError
+from apfl.federate.secure.digits import PRESENCE_BITS
 from apfl.federate.terms import Terms, check_weights
 from apfl.federate.wire import sha256
 from apfl.maths.bits import Layout, Part
 from apfl.maths.bounds import widest
 from apfl.maths.integers import bits_for
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN
+from apfl.maths.moments_encoding import BUCKETS
+from apfl.maths.normalise import Normaliser, needs_moments
+from apfl.maths.pilot import rows_of_pilot
 
-__all__ = ["FEWEST_HOLDERS", "FEWEST_ROWS", "Counts", "counts_layout", "outline_of"]
+__all__ = ["FEWEST_HOLDERS", "FEWEST_ROWS", "SIZES", "Counts", "counts_layout", "outline_of", "tells_ranges"]
 
 FEWEST_HOLDERS = 2  # members that have rows of a class
 FEWEST_ROWS = 20  # of a class, over the cohort
+SIZES = 32  # powers of two of a member's rows
 LARGEST = 2**20  # bytes of the message: ten thousand classes take a tenth
 
 
-def counts_layout(n_classes: int) -> Layout:
-    """Rows of each class at a member, and whether it has any."""
-    return Layout((Part("rows", n_classes, 32, signed=False), Part("holders", n_classes, 1, signed=False)))
+def tells_ranges(terms: Terms) -> bool:
+    """Whether the first sum tells the range of each column: before moments that a normalisation is made from."""
+    return needs_moments(terms.method.normalise) and terms.mean is None and terms.most_rows is None
+
+
+def counts_layout(terms: Terms) -> Layout:
+    """Rows of each class at a member, whether it has any, its size, and of each column the buckets up to its range."""
+    sizes = (("rows", terms.n_classes, 32), ("holders", terms.n_classes, 1), ("sizes", SIZES, 1))
+    parts = [Part(name, size, bits, signed=False) for name, size, bits in sizes]
+    if tells_ranges(terms):
+        n = BUCKETS * (terms.n_features or 0)
+        parts.append(Part("ranges", n, PRESENCE_BITS, signed=False, presence=True))
+    return Layout(tuple(parts))
 
 
 @dataclass(frozen=True)
@@ -47,12 +65,34 @@ class Counts:
     roster: str  # its fingerprint
     rows: tuple[int, ...]
     holders: tuple[int, ...]
+    sizes: tuple[int, ...] = ()  # members with 2^k rows or more, and fewer than twice as many
+    ranges: tuple[int, ...] = ()  # the bucket of each column's largest entry, if moments follow; -1: all are zero
 
     @staticmethod
-    def of(summed: np.ndarray, federation: str, roster: str) -> Counts:
+    def of(summed: np.ndarray, terms: Terms, roster: str) -> Counts:
         """From the sum of vectors of `counts_layout`."""
-        rows, holders = (tuple(part.tolist()) for part in np.split(summed, 2))
-        return Counts(federation, roster, rows, holders)
+        layout = counts_layout(terms)
+        found = {part.name: summed[layout.places[part.name]] for part in layout.parts}
+        if "ranges" in found:
+            present = found["ranges"].reshape(-1, BUCKETS)
+            highest = BUCKETS - 1 - present[:, ::-1].argmax(1)
+            found["ranges"] = np.where(present.any(1), highest, -1)
+        return Counts(terms.federation, roster, **{name: tuple(part.tolist()) for name, part in found.items()})
+
+    @property
+    def most_rows(self) -> int:
+        """What no member's rows pass: the next power of two."""
+        largest = max((k for k, members in enumerate(self.sizes) if members), default=0)
+        return int(min(2 ** (largest + 1) - 1, max(1, self.n_samples)))
+
+    def in_pilot(self, n_all: int) -> tuple[bool, ...]:
+        """Which classes may be in the sum of a pilot, which takes a share of the rows at random.
+
+        Those that are expected to have twice the fewest rows: the draw then hardly ever leaves fewer.
+        """
+        taken = (rows_of_pilot(n, n_all) if n else 0 for n in self.rows)
+        pairs = zip(taken, self.rows, self.admitted, strict=True)
+        return tuple(ok and (rows == n or rows >= 2 * FEWEST_ROWS) for rows, n, ok in pairs)
 
     @cached_property
     def admitted(self) -> tuple[bool, ...]:
@@ -113,7 +153,8 @@ class Counts:
             if len(data) > LARGEST:
                 raise ValueError("too long")
             told = json.loads(data)
-            counts = Counts(told["federation"], told["roster"], tuple(told["rows"]), tuple(told["holders"]))
+            parts = (tuple(told[name]) for name in ("rows", "holders", "sizes", "ranges"))
+            counts = Counts(told["federation"], told["roster"], *parts)
             counts._check_numbers()
             if counts.to_bytes() != data:
                 raise ValueError("not as apfl writes it")
@@ -122,27 +163,36 @@ class Counts:
         return counts
 
     def _check_numbers(self) -> None:
-        numbers = (*self.rows, *self.holders)
+        numbers = (*self.rows, *self.holders, *self.sizes)
+        if not all(type(each) is int and -1 <= each < BUCKETS for each in self.ranges) or len(self.sizes) > SIZES:
+            raise ValueError("no buckets")
         if not all(type(each) is int and 0 <= each < 2**62 for each in numbers) or len(self.rows) != len(self.holders):
             raise ValueError("not whole numbers")
         if not isinstance(self.federation, str) or not isinstance(self.roster, str):
             raise ValueError("no names")
 
 
-def outline_of(draft: Terms, counts: Counts) -> Terms:
-    """The draft with all fixed but the landmarks; a width that was left open is within the bounds."""
-    method = draft.method
+def outline_of(draft: Terms, counts: Counts, scaling: Normaliser | None = None) -> Terms:
+    """The draft with all fixed but the landmarks; a width that was left open is within the bounds.
+
+    ``scaling`` is the normalisation that was made from moments, or that a pilot chose.
+    """
     counts.check(draft)
+    if scaling is not None:
+        draft = replace(draft, method=replace(draft.method, normalise=scaling.how))
+        if scaling.mean is not None and scaling.std is not None:
+            draft = replace(draft, mean=tuple(scaling.mean.tolist()), std=tuple(scaling.std.tolist()))
+    method, most_rows = draft.method, draft.max_rows or counts.most_rows
     n, n_features = counts.n_samples, draft.n_features or 0
     d_primary, d_refinement = method.widths(n, n_features)
     if method.d_primary == "auto":
         d_primary = min(d_primary, widest(n))
         d_refinement = d_primary if method.d_refinement == "auto" else d_refinement
     check_weights(d_primary, draft.n_classes)
-    bits = method.bits if method.bits != "auto" else bits_for(n, max(counts.holders), draft.max_rows or n, d_primary)
+    bits = method.bits if method.bits != "auto" else bits_for(n, max(counts.holders), most_rows, d_primary)
     method = replace(method, d_primary=d_primary, d_refinement=d_refinement, bits=bits)
-    terms = replace(draft, method=method, most_rows=draft.max_rows)
-    if method.landmarks != "free":
+    terms = replace(draft, method=method, most_rows=most_rows)
+    if method.landmarks == "federation":
         terms = replace(terms, spread="full" if n >= ROWS_FOR_EACH_COLUMN * terms.n_in else "diagonal")
     counts.check(terms)
     return terms

@@ -71,13 +71,10 @@ class MaskedFederation:
     def _ask(
         self, purpose: Purpose, phase: str, name: str, question: bytes, receive: Callable[[str, bytes], None]
     ) -> None:
-        counts = self.cohort.counts if purpose.what != "count" else None
-        told = None if counts is None else counts.to_bytes()
-        publication = self.server.deliver(name) if (purpose.what, phase) == ("table", "advertise") else None
-        agreement = self.server.agreed.to_json().encode()
-        answer = self.masked[name].answer(phase, question, agreement, told, publication)
+        agreement, along = self.server.agreed.to_json().encode(), self.cohort.along(purpose, phase, name)
+        answer = self.masked[name].answer(phase, question, agreement, **along)
         self.bytes_up += len(answer)
-        self.bytes_down += sum(len(each or b"") for each in (question, agreement, told, publication))
+        self.bytes_down += sum(map(len, (question, agreement, *along.values())))
         if self.overhear is not None:
             self.overhear(purpose.what, phase, name, answer)
         receive(name, answer)
@@ -105,7 +102,7 @@ class MaskedFederation:
         return models
 
     def run(self) -> list[Path]:
-        """Count, spread, sum up, publish, choose, refine."""
+        """Count, agree on a normalisation, spread, sum up, publish, choose, refine."""
         self.sum_up()
         self.server.publish()
         self.sum_up()

@@ -52,6 +52,8 @@ def _erase(coordinator: Coordinator, client: str, left: Sequence[Roster], forget
         write_rosters(ledger, left)
         if client in ledger.names() and client not in ledger.gone():
             ledger.erase(client, forget=forget)
+        files = ledger.restart_pilot()  # what is tried comes from its moments too
+    coordinator.restart_pilot(files)
     ledger.scrub()
 
 
@@ -68,7 +70,9 @@ def _remains(coordinator: Coordinator, token: str | None) -> tuple[str, ...]:
     """What stays of the client."""
     remains = []
     if coordinator.agreed.most_rows is not None and not coordinator.draft.private:
-        remains.append("the width of the map, if it followed the number of rows counted")
+        remains.append("the width of the map and the step of the integers, if they followed the rows counted")
+    if coordinator.agreed.mean is not None or coordinator.agreed.pilot is not None:
+        remains.append("the normalisation, which followed sums of everyone's moments")
     if coordinator.settled and coordinator.draft.method.landmarks == "federation":
         remains.append("the landmarks, drawn from sums of everyone's normalised rows")
     if token is not None and not coordinator.draft.private:  # fresh noise hides the difference

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from apfl.errors import InputError, printable
 from apfl.federate.landmarks import Landmarks, spread_encoding
 from apfl.federate.masked.counts import Counts, counts_layout
+from apfl.federate.masked.pilot import Trial, moments_encoding
 from apfl.federate.private.shares import noisy_layout
 from apfl.federate.secure import Roster, Round
 from apfl.federate.secure.digits import Digits
@@ -22,7 +23,7 @@ from apfl.maths.bits import Layout, Part
 
 __all__ = ["SUMS", "Purpose", "round_of"]
 
-SUMS = ("count", "spread", "statistics", "table", "metrics")
+SUMS = ("count", "moments", "pilot", "hits", "spread", "statistics", "table", "metrics")
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,26 @@ class Purpose:
             raise InputError(f"a round for '{printable(round_.purpose, 40)}', which is none of: {', '.join(SUMS)}")
         return Purpose(what, int(number))
 
-    def text(self, terms: Terms, counts: Counts | None) -> str:
+    def text(self, terms: Terms, counts: Counts | None, trial: Trial | None = None) -> str:
         """As a round names it."""
         under = terms.digest if self.what == "count" or counts is None else terms.digest + counts.digest
+        under += "" if trial is None else trial.digest
         return f"{self.what} {self.number} {sha256(under.encode())}"
 
-    def layout(self, terms: Terms, landmarks: Landmarks | None) -> Layout:
+    def layout(
+        self, terms: Terms, landmarks: Landmarks | None, counts: Counts | None = None, trial: Trial | None = None
+    ) -> Layout:
         """Of a member's vector."""
         if self.what == "count":
-            return counts_layout(terms.n_classes)
+            return counts_layout(terms)
+        if self.what == "moments":
+            if counts is None:
+                raise InputError("moments asked for without the counts of the cohort; nothing was sent")
+            return moments_encoding(terms, counts).layout
+        if self.what in ("pilot", "hits"):
+            if trial is None:
+                raise InputError("no pilot is under way under these terms; nothing was sent")
+            return trial.statistics_layout if self.what == "pilot" else trial.hits_layout
         if self.what == "spread":
             if not terms.outlined or terms.spread is None:
                 raise InputError("these terms draw no landmarks from moments; nothing was sent")
@@ -59,16 +71,18 @@ class Purpose:
                 raise InputError("the terms are not settled yet, so there are no statistics to sum")
             return landmarks.encoding(terms).layout
         if self.what == "table":
-            hits = Part("hits", math.prod(terms.grid(1.0).shape), 32, signed=False)
+            hits = Part("hits", math.prod(terms.table_shape), 32, signed=False)
             return Layout((hits, Part("n_rows", 1, 32, signed=False)))
         return Layout(tuple(Part(name, 1, 32, signed=False) for name in ("right", "n_test", "reports")))
 
 
 def round_of(
-    purpose: Purpose, number: int, roster: Roster, terms: Terms, counts: Counts | None, landmarks: Landmarks | None
-) -> tuple[Round, Digits]:
+    purpose: Purpose, number: int, roster: Roster, terms: Terms, counts: Counts | None, landmarks: Landmarks | None,
+    trial: Trial | None = None,
+) -> tuple[Round, Digits]:  # fmt: skip
     """The round with this number, and how vectors are digits in it; sites and server make it in the same way."""
     noisy = terms.private and purpose.what == "statistics" and landmarks is not None
-    digits = Digits(noisy_layout(terms, roster) if noisy else purpose.layout(terms, landmarks), len(roster))
-    text = purpose.text(terms, counts)
+    layout = noisy_layout(terms, roster) if noisy else purpose.layout(terms, landmarks, counts, trial)
+    digits = Digits(layout, len(roster))
+    text = purpose.text(terms, counts, trial)
     return Round(terms.federation, roster.fingerprint, number, text, digits.length, digits.sum_bits), digits

@@ -7,13 +7,15 @@ their own, which counts its own rows first, because the server sees its sum by i
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from apfl.errors import InputError
 from apfl.federate.coordinator import Coordinator
-from apfl.federate.masked.counts import Counts, outline_of
+from apfl.federate.masked.counts import Counts, outline_of, tells_ranges
+from apfl.federate.masked.pilot import Trial, asked_of, scaling_of
 from apfl.federate.masked.purposes import Purpose, round_of
 from apfl.federate.masked.site import token
 from apfl.federate.masked.tables import cohorts, summed, write_rosters, write_summed
@@ -88,6 +90,10 @@ class Cohort:
         if self.counts is None:
             return Purpose("count")
         self._go_on(self.counts)
+        if coordinator.agreed == coordinator.draft:
+            return Purpose("moments")
+        if coordinator.piloting:
+            return Purpose("pilot" if coordinator.piloting == "statistics" else "hits")
         if coordinator.spreading:
             return Purpose("spread")
         if not self.members:
@@ -112,7 +118,7 @@ class Cohort:
     def _go_on(self, counts: Counts) -> None:
         """Fix what follows from sums that are here."""
         coordinator = self.coordinator
-        if coordinator.agreed == coordinator.draft:
+        if coordinator.agreed == coordinator.draft and not tells_ranges(coordinator.draft):
             coordinator.outline_from(outline_of(coordinator.draft, counts))
         if coordinator.agreed.outlined and not coordinator.spreading:
             coordinator.settle_from([])
@@ -124,8 +130,8 @@ class Cohort:
         """A new round for this sum."""
         coordinator, counts = self.coordinator, None if purpose.what == "count" else self.counts
         landmarks = coordinator.pool.landmarks if purpose.what == "statistics" else None
-        terms = coordinator.agreed
-        round_, digits = round_of(purpose, self._next_number(), self.roster, terms, counts, landmarks)
+        terms, trial = coordinator.agreed, self.trial(purpose)
+        round_, digits = round_of(purpose, self._next_number(), self.roster, terms, counts, landmarks, trial)
         return MaskedRound(purpose, digits, Aggregator(self.roster, round_, terms.smallest_sum))
 
     def enter(self, phase: str, done: MaskedRound) -> None:
@@ -137,6 +143,28 @@ class Cohort:
         if terms.private and phase in ("advertise", "unmask"):
             n_shares = len(done.aggregator.survivors) or self.roster.threshold
             charge_roster(self.coordinator.ledger, terms, self.roster, n_shares, write=phase == "unmask")
+
+    def trial(self, purpose: Purpose) -> Trial | None:
+        """The pilot that a sum is of."""
+        pilot = self.coordinator.pilot
+        if purpose.what not in ("pilot", "hits"):
+            return None
+        return Trial(pilot.question, pilot.primaries() if purpose.what == "hits" else None)
+
+    def along(self, purpose: Purpose, phase: str, name: str) -> dict[str, bytes]:
+        """What a member is sent with a question of a sum, beside the question and the terms."""
+        counts, told = self.counts, {}
+        if purpose.what != "count" and counts is not None:
+            told["counts"] = counts.to_bytes()
+        if phase != "advertise":
+            return told
+        if purpose.what == "table":
+            told["publication"] = self.coordinator.deliver(name)
+        if purpose.what == "pilot":
+            told["pilot"] = self.coordinator.pilot_question()
+        if purpose.what == "hits":
+            told |= {"pilot": self.coordinator.pilot_question(), "primaries": self.coordinator.pilot_primaries()}
+        return told
 
     def _next_number(self) -> int:
         """Higher than every one before: also after the clock was set back, or the folder restored from a backup."""
@@ -151,21 +179,56 @@ class Cohort:
         survivors = done.aggregator.survivors
         vector = done.digits.join(done.aggregator.total, len(survivors))
         {
-            "count": self._counted, "spread": self._spread, "statistics": self._statistics,
-            "table": self._kept, "metrics": self._kept,
+            "count": self._counted, "moments": self._moments, "pilot": self._tried, "hits": self._chosen,
+            "spread": self._spread, "statistics": self._statistics, "table": self._kept, "metrics": self._kept,
         }[done.purpose.what](done, vector)  # fmt: skip
 
     def _counted(self, done: MaskedRound, vector: np.ndarray) -> None:
         ledger, fingerprint = self.coordinator.ledger, self.roster.fingerprint
-        counts = Counts.of(vector, self.coordinator.draft.federation, fingerprint)
+        counts = Counts.of(vector, self.coordinator.agreed, fingerprint)
         with ledger.transaction():
             ledger.put(f"counts {fingerprint}", counts.to_bytes().decode())
             ledger.event("counted", members=len(done.aggregator.survivors), n=counts.n_samples)
         self._go_on(counts)
 
+    def _moments(self, done: MaskedRound, vector: np.ndarray) -> None:
+        """The pilot's question, or the outline."""
+        draft, counts, n_members = self.coordinator.draft, self.counts, len(done.aggregator.survivors)
+        assert counts is not None
+        self._note_cut(int(vector[done.digits.layout.places["saturated"]][0]))
+        if draft.pilots:
+            self.coordinator.pilot_from(*asked_of(draft, counts, vector, n_members))
+        else:
+            self.coordinator.outline_from(outline_of(draft, counts, scaling_of(draft, counts, vector, n_members)))
+
+    def _note_cut(self, n: int) -> None:
+        """Write down that sums of some columns were cut back to the agreed range."""
+        if n:
+            with self.coordinator.ledger.transaction():
+                self.coordinator.ledger.event("cut back", columns=n)
+
+    def _tried(self, done: MaskedRound, vector: np.ndarray) -> None:
+        """The primaries of a pilot."""
+        pilot, survivors = self.coordinator.pilot, done.aggregator.survivors
+        sums, terms = pilot.question.apart(vector), self.coordinator.agreed
+        for how, summed_up in sums.items():
+            check_integers(summed_up, pilot.question.encoding(how), terms, len(survivors))
+        pilot.publish(sums, [token(done.aggregator.round_, name) for name in survivors])
+
+    def _chosen(self, done: MaskedRound, vector: np.ndarray) -> None:
+        """The normalisation that the hits choose, and the outline with it."""
+        coordinator, question, counts = self.coordinator, self.coordinator.pilot.question, self.counts
+        assert counts is not None
+        hits, n_rows = torch.from_numpy(vector[:-1]).reshape(question.shape), int(vector[-1])
+        if n_rows < 1 or int(hits.max()) > n_rows:
+            raise InputError(f"left-out hits of up to {int(hits.max())} of {n_rows} rows: one of the sites sent others")
+        choice = coordinator.pilot.judged([hits], [n_rows])
+        outline = outline_of(coordinator.draft, counts, question.shared.normalisers[choice.normalise])
+        coordinator.outline_from(replace(outline, pilot=choice.hits), choice)
+
     def _spread(self, done: MaskedRound, vector: np.ndarray) -> None:
         n = int(vector[done.digits.layout.places["n_samples"]][0])
-        most = len(done.aggregator.survivors) * (self.coordinator.agreed.max_rows or 0)
+        most = len(done.aggregator.survivors) * (self.coordinator.agreed.most_rows or 0)
         if not 1 <= n <= most:
             raise InputError(f"moments of {n} rows; the terms allow their sites 1 to {most}: one of them sent others")
         self.coordinator.settle_from([vector])

@@ -16,6 +16,7 @@ from apfl.errors import InputError
 from apfl.federate.contribution import decode
 from apfl.federate.landmarks import open_spread
 from apfl.federate.masked.counts import Counts
+from apfl.federate.masked.pilot import Trial, counted, own_moments, tried_under
 from apfl.federate.masked.purposes import Purpose, round_of
 from apfl.federate.secure import PHASES, Member, Round
 from apfl.federate.secure.ciphers import digest, labelled
@@ -28,6 +29,7 @@ from apfl.maths.bits import Layout
 __all__ = ["MaskedSite", "token"]
 
 UNMASKED = "unmasked.json"
+QUESTION, PRIMARIES, PILOTED = "pilot.safetensors", "pilot-primaries.safetensors", "pilot.token"
 
 
 def token(round_: Round, name: str) -> str:
@@ -43,24 +45,31 @@ class MaskedSite:
 
     def answer(
         self, phase: str, question: bytes, agreement: bytes, counts: bytes | None = None,
-        publication: bytes | None = None,
+        publication: bytes | None = None, pilot: bytes | None = None, primaries: bytes | None = None,
     ) -> bytes:  # fmt: skip
         """The answer to one question of a round under these terms.
 
-        ``counts`` come with every round but the first, ``publication`` with the first question of one for a table.
+        ``counts`` come with every round but the first, ``publication`` with the first question of one for a table,
+        ``pilot`` and ``primaries`` with those of a pilot.
         """
         if phase not in PHASES:
             raise InputError(f"a question of phase '{phase[:40]}' given; allowed are {', '.join(PHASES)}")
         terms = self._agreed(agreement)
         told = self._counted(terms, counts)
+        for name, data in ((QUESTION, pilot), (PRIMARIES, primaries)):
+            if data is not None:
+                self.site.write(terms, name, data)
         round_ = Round.from_bytes(question) if phase == "advertise" else self._round()
         purpose = Purpose.of(round_)
-        digits = self._checked(round_, purpose, terms, told)
+        trial = self._trial(purpose, terms, told)
+        digits = self._checked(round_, purpose, terms, told, trial)
+        if phase in ("advertise", "mask"):
+            # Before it begins, too: what cannot be made is said then.
+            vector = self._vector(purpose, digits.layout, terms, told, publication, trial)
         if phase == "advertise":
-            self._vector(purpose, digits.layout, terms, publication)  # what cannot be made is said before it begins
             return self.member.advertise(question)
         if phase == "mask":
-            return self._mask(question, purpose, digits, terms, publication)
+            return self._mask(question, purpose, digits, terms, vector)
         if phase == "confirm":
             return self._confirm(question, terms)
         if phase == "unmask" and terms.private:  # from here on the sum may be known
@@ -98,7 +107,20 @@ class MaskedSite:
             raise InputError("this site is in no round; send it the round first")
         return self.member.progress.round_
 
-    def _checked(self, round_: Round, purpose: Purpose, terms: Terms, counts: Counts | None) -> Digits:
+    def _trial(self, purpose: Purpose, terms: Terms, counts: Counts | None) -> Trial | None:
+        """The pilot that a round is for, from what was kept of it."""
+        if purpose.what not in ("pilot", "hits") or not terms.trying:
+            return None
+        question, primaries = (self._read(terms, name) for name in (QUESTION, PRIMARIES))
+        return tried_under(terms, counts, question, primaries if purpose.what == "hits" else None)
+
+    def _read(self, terms: Terms, name: str) -> bytes | None:
+        path = self.site.home(terms) / name
+        return path.read_bytes() if path.is_file() else None
+
+    def _checked(
+        self, round_: Round, purpose: Purpose, terms: Terms, counts: Counts | None, trial: Trial | None
+    ) -> Digits:
         """How vectors are digits in this round, which must be the one that this site would make itself."""
         if terms.private and (purpose.what != "statistics" or counts is not None):
             raise InputError(
@@ -108,7 +130,7 @@ class MaskedSite:
         if purpose.what != "count" and counts is None and not terms.private:
             raise InputError(f"a round of '{purpose.what}' given without the counts of the cohort; nothing was sent")
         landmarks = self.site.agreed_landmarks(terms) if purpose.what == "statistics" else None
-        expected, digits = round_of(purpose, round_.number, self.member.roster, terms, counts, landmarks)
+        expected, digits = round_of(purpose, round_.number, self.member.roster, terms, counts, landmarks, trial)
         if round_ != expected:
             field = next(key for key in round_.__dataclass_fields__ if getattr(round_, key) != getattr(expected, key))
             raise InputError(f"a round with another {field} than these terms have; nothing was sent")
@@ -116,13 +138,13 @@ class MaskedSite:
 
     # ------------------------------------------------------------------------------------------------- phases
 
-    def _mask(
-        self, question: bytes, purpose: Purpose, digits: Digits, terms: Terms, publication: bytes | None
-    ) -> bytes:
-        vector = self._vector(purpose, digits.layout, terms, publication)
+    def _mask(self, question: bytes, purpose: Purpose, digits: Digits, terms: Terms, vector: np.ndarray) -> bytes:
         answer = self.member.mask(question, digits.split(vector))
-        if purpose.what == "statistics":  # from here on it may be in the sum, also if it drops out
+        # From here on it may be in the sum, also if it drops out.
+        if purpose.what == "statistics":
             self.site.note_membership(terms, token(self._round(), self.site.name))
+        if purpose.what == "pilot":
+            self.site.write(terms, PILOTED, token(self._round(), self.site.name).encode())
         return answer
 
     def _confirm(self, question: bytes, terms: Terms) -> bytes:
@@ -160,11 +182,20 @@ class MaskedSite:
 
     # ------------------------------------------------------------------------------------------------ vectors
 
-    def _vector(self, purpose: Purpose, layout: Layout, terms: Terms, publication: bytes | None) -> np.ndarray:
+    def _vector(
+        self, purpose: Purpose, layout: Layout, terms: Terms, counts: Counts | None, publication: bytes | None,
+        trial: Trial | None,
+    ) -> np.ndarray:  # fmt: skip
         """What this site adds to a sum: the same whenever it is asked."""
         site = self.site
         if purpose.what == "count":
-            return site.count(terms)
+            return counted(site, terms)
+        if purpose.what == "moments":
+            assert counts is not None
+            return own_moments(site, terms, counts)
+        if trial is not None:
+            tried = self._tried if purpose.what == "pilot" else self._hits
+            return self._kept(purpose, layout, terms, lambda: tried(trial, layout), trial.digest)
         if purpose.what == "spread":
             return open_spread(site.own_spread(terms), terms).integers
         if purpose.what == "statistics" and terms.private:
@@ -176,6 +207,19 @@ class MaskedSite:
             return integers
         make = self._table if purpose.what == "table" else self._metrics
         return self._kept(purpose, layout, terms, lambda: make(terms, purpose.number, publication))
+
+    def _tried(self, trial: Trial, layout: Layout) -> np.ndarray:
+        """A site none of whose rows take part adds zeros."""
+        own = self.site.own_pilot(trial.question)
+        return np.zeros(layout.size, np.int64) if own is None else np.concatenate(list(own.values()))
+
+    def _hits(self, trial: Trial, layout: Layout) -> np.ndarray:
+        """So does one whose statistics are not behind the primaries: no row of it could be left out."""
+        told = trial.opened()
+        if (self._read(trial.question.terms, PILOTED) or b"").decode() not in told.members:
+            return np.zeros(layout.size, np.int64)
+        hits, n_rows = self.site.own_pilot_table(trial.question, told)
+        return np.append(hits.reshape(-1).numpy(), n_rows)
 
     def _table(self, terms: Terms, number: int, publication: bytes | None) -> np.ndarray:
         if publication is None:
@@ -190,9 +234,11 @@ class MaskedSite:
         told = self.site.evaluate(terms.to_json().encode())
         return np.array([round(told["accuracy"] * told["n_test"]), told["n_test"], 1])
 
-    def _kept(self, purpose: Purpose, layout: Layout, terms: Terms, make: Callable[[], np.ndarray]) -> np.ndarray:
+    def _kept(
+        self, purpose: Purpose, layout: Layout, terms: Terms, make: Callable[[], np.ndarray], under: str = ""
+    ) -> np.ndarray:
         """The vector, made once and kept: two that differ in a hit would tell a difference."""
-        name = f"masked-{purpose.what}-{purpose.number}-{sha256(terms.digest.encode())[:16]}.bin"
+        name = f"masked-{purpose.what}-{purpose.number}-{sha256((terms.digest + under).encode())[:16]}.bin"
         path = self.site.home(terms) / name
         if not path.is_file():
             self.site.write(terms, name, layout.pack(make()).tobytes())

@@ -47,7 +47,6 @@ def choice_of_sums(ledger: Ledger, terms: Terms, current: Row) -> bytes:
     tables = summed(ledger, "table", current["number"])
     if terms.wants_tables and not tables:
         raise InputError("there is no sum of tables of left-out hits yet")
-    shape = terms.grid(current["unit"]).shape
-    hits = {roster: torch.tensor(vector[:-1]).reshape(shape) for roster, vector in tables.items()}
+    hits = {roster: torch.tensor(vector[:-1]).reshape(terms.table_shape) for roster, vector in tables.items()}
     n_rows = sum(vector[-1] for vector in tables.values())
     return seal_choice(terms, current["number"], current["unit"], hits, n_rows)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from apfl.errors import InputError
 from apfl.maths.noise import SENSITIVITY, IntegerRows, accounted
+from apfl.maths.normalise import needs_moments
 from apfl.maths.privacy import noise_multiplier
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ ROUNDING = 1e-6  # relative: versions of dp-accounting may end their search for 
 def check_terms(terms: Terms) -> None:
     """Refuse terms with epsilon under which more would be released than noisy sums."""
     method = terms.method
-    if method.landmarks != "free":
+    if needs_moments(method.normalise):
         raise InputError(
-            f"terms with epsilon={method.epsilon} and landmarks={method.landmarks!r} given: between machines landmarks "
-            "under noise are those that no data decide. Give landmarks='free'"
+            f"terms with epsilon={method.epsilon} and normalise={method.normalise!r} given: between machines nothing "
+            "under noise follows from moments. Give normalise='root' (features that are never negative) or 'row'"
         )
     if method.noise == "shares" and not terms.masked:
         raise InputError(

@@ -4,6 +4,10 @@ An entry becomes its code, its distance from the lowest of its part. A code of m
 several digits, the lowest first. Digits add, and codes add with them:
 
     code = sum over i of digit_i 2^(i b),   entry = low + code
+
+Of a part of *presence* the sum tells whether anyone has an entry other than zero, and nothing else. Whoever has one
+draws it at random, and its lowest bits fill whole numbers of the sum's modulus. So a sum with one such entry or more is
+uniform; it is zero by chance once in 2^`CHANCE`.
 """
 
 from __future__ import annotations
@@ -19,7 +23,10 @@ from apfl.errors import InputError
 from apfl.federate.secure.masks import bits_for_sum
 from apfl.maths.bits import Layout, Part
 
-__all__ = ["Digits"]
+__all__ = ["CHANCE", "PRESENCE_BITS", "Digits"]
+
+CHANCE = 16  # bits at least of a sum that tells presence
+PRESENCE_BITS = 62  # of an entry that is drawn at random: as many as an int64 holds in one layout
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,8 @@ class Digits:
     @property
     def bits(self) -> int:
         """Of a digit: of the parts' sizes the one that makes the fewest bits on the wire."""
-        return min({part.bits for part in self.layout.parts}, key=lambda bits: (self._wire(bits), bits))
+        sizes = {part.bits for part in self.layout.parts if not part.presence}
+        return min(sizes, key=lambda bits: (self._wire(bits), bits))
 
     @property
     def sum_bits(self) -> int:
@@ -54,8 +62,9 @@ class Digits:
     def split(self, vector: NDArray[np.int64]) -> NDArray[np.int64]:
         """The digits of a vector whose entries are in their ranges."""
         self.layout.check(vector)
-        mask, digits = 2**self.bits - 1, []
+        digits = []
         for part in self.layout.parts:
+            mask = 2 ** (self.sum_bits if part.presence else self.bits) - 1
             codes = vector[self.layout.places[part.name]] - part.low
             digits += [codes >> shift & mask for shift in self._shifts(part)]
         return np.concatenate(digits)
@@ -68,8 +77,12 @@ class Digits:
         for part in self.layout.parts:
             own = vector[self.layout.places[part.name]]
             for shift in self._shifts(part):
-                own += total[start : start + part.size].astype(np.int64) << shift
+                told = total[start : start + part.size].astype(np.int64)
+                own += (told != 0) if part.presence else told << shift
                 start += part.size
+            if part.presence:
+                np.minimum(own, 1, out=own)
+                continue
             if part.size and int(own.max()) > n_vectors * (part.high - part.low):
                 raise InputError(
                     f"{part.name}: a sum that {n_vectors} sites cannot have; one of them sent numbers outside the "
@@ -79,10 +92,15 @@ class Digits:
         return vector
 
     def _shifts(self, part: Part) -> Iterator[int]:
-        return iter(range(0, part.bits, self.bits))
+        size = self.sum_bits if part.presence else self.bits
+        return iter(range(0, size * self._digits(part, self.bits), size))
+
+    def _digits(self, part: Part, bits: int) -> int:
+        """Of an entry."""
+        return -(-CHANCE // bits_for_sum(bits, self.members)) if part.presence else -(-part.bits // bits)
 
     def _length(self, bits: int) -> int:
-        return sum(part.size * -(-part.bits // bits) for part in self.layout.parts)
+        return sum(part.size * self._digits(part, bits) for part in self.layout.parts)
 
     def _wire(self, bits: int) -> int:
         return self._length(bits) * bits_for_sum(bits, self.members)

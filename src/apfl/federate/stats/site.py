@@ -32,6 +32,7 @@ from apfl.federate.stats.stages import stage_of
 from apfl.federate.terms import Description, Terms
 from apfl.maths.hits import local_prior
 from apfl.maths.landmarks import LandmarkMap, Spread
+from apfl.maths.personalise import Plan
 from apfl.maths.ridge import Statistics, solve
 from apfl.models.landmark import LandmarkModel
 
@@ -116,9 +117,16 @@ class StreamedSite(Site):
             self.write(terms, "draft.json", terms.to_json().encode())
         return np.concatenate([counts, counts > 0]).astype(np.int64)
 
+    def shared_features(self, terms: Terms) -> Tensor:
+        """Nothing: a part knows no largest entries."""
+        raise InputError(
+            f"{self.name} takes part with sums alone, and masked terms that make their normalisation from moments need "
+            "rows: the terms must state another (server --set normalise=root or row)"
+        )
+
     def left_out(self, terms: Terms, number: int, publication: bytes) -> tuple[Tensor, int]:
         """Under masks: no hits, of no rows."""
-        return torch.zeros(terms.grid(1.0).shape, dtype=torch.int64), 0
+        return torch.zeros(terms.table_shape, dtype=torch.int64), 0
 
     # ----------------------------------------------------------------------------------- what stays here
 
@@ -132,23 +140,22 @@ class StreamedSite(Site):
         told = "the primary alone"
         model = one_stream(primary_map, broadcast.weights, terms.normaliser(), terms.class_names)
         if isinstance(primary_map, LandmarkMap) and not (terms.choice.open and terms.method.scope == "client"):
-            setting = self._setting(terms, broadcast, choice)
-            model = self._personal(primary_map, terms, broadcast, setting)
+            plan = self._plan(terms, broadcast, choice)
+            model = self._personal(primary_map, terms, broadcast, plan)
             told = "from sums, without left-out rows"
         container = model.container()
         container.settings.update(publication=broadcast.number, about=self.about, alone=False, fitted=told)
         return self._write_model(container, terms)
 
-    def _personal(
-        self, landmark_map: LandmarkMap, terms: Terms, broadcast: Broadcast, setting: tuple[float, float, float]
-    ) -> LandmarkModel:
-        beta, balance, tau = setting
+    def _personal(self, landmark_map: LandmarkMap, terms: Terms, broadcast: Broadcast, plan: Plan) -> LandmarkModel:
+        beta, balance, tau = plan.setting
         own = self._part(terms).statistics()
-        refinement = refinement_of_sums(own, broadcast.weights, beta)
+        primary = plan.weight * broadcast.weights
+        refinement = refinement_of_sums(own, primary, beta)
         counts = own.class_counts
         everyone = torch.maximum(broadcast.class_counts, counts)
         prior = tau * local_prior(counts, everyone, terms.method.smoothing) if tau else None
-        weights = landmark_map.fold(broadcast.weights + balance * refinement)
+        weights = landmark_map.fold(primary + balance * refinement)
         return LandmarkModel(landmark_map, weights, terms.normaliser(), terms.class_names, prior=prior)
 
     # --------------------------------------------------------------------------------------------- within

@@ -45,7 +45,8 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
     Parameters
     ----------
     d_primary, d_refinement : int or "auto"
-        Widths of the two random feature maps. ``auto`` follows the number of rows at the first fit.
+        The number of landmarks, of which both streams share one map; with ``map="random"`` the widths of two maps.
+        ``auto`` follows the number of rows at the first fit.
     gamma, beta : float or "auto"
         Ridges of the primary and of the refinement stream. ``auto`` chooses gamma by generalised cross-validation, and
         beta, balance and tau by how many left-out rows they get right.
@@ -53,23 +54,27 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Weight of the refinement stream (the paper's lambda); 0 leaves the primary alone.
     tau : float or "auto"
         Weight of the local prior, log(p_k / p) of the labels; 0 leaves it out.
+    weight : float from 0 to 1 or "auto"
+        Weight of the primary, in the scores and in the residual that the refinement is fitted to; 0 is going alone.
+        ``auto`` takes 1, or 0 for a client if clearly more of its own left-out rows are right then (for all, if that
+        holds over all clients). With ``map="random"`` it is 1.
     scope : {"federation", "client"}
         Whose left-out rows choose: everyone's, or the client's own.
     refinement : {"in-sample"}
         The residuals that the refinement is fitted to, as in the paper; there is no other choice.
     activations : str or pair of str
-        Activation of both maps, or of the primary and of the refinement map.
+        Activation of both random maps, or of the primary and of the refinement map.
     normalise : {"auto", "root", "row", "columns", "centred", "standardise", "none"}
-        How features are scaled first. ``auto`` chooses by the moments of the features; they are those of the first fit
-        and stay fixed, as do those of ``columns``, ``centred`` and ``standardise``.
+        How features are scaled first. ``auto`` chooses by a pilot on the first rows, with ``map="random"`` by the
+        moments of the features. They are those of the first fit and stay fixed, as do those of ``columns``,
+        ``centred`` and ``standardise``.
     intercept : bool
-        Append a column of ones to both maps.
-    map : {"random", "landmarks"}
-        Two random maps, or one of ``d_primary`` landmarks for both streams, without activations and intercept.
+        Append a column of ones to both random maps.
+    map : {"landmarks", "random"}
+        One map of ``d_primary`` landmarks for both streams, without activations and intercept, or two random maps.
     landmarks : {"federation", "free"} or path
         Whose moments landmarks are drawn from: those of the rows of the first fit, nobody's, or those of a file of
-        public features. They stay when clients join and leave. With ``normalise="auto"`` a pilot on the first rows
-        chooses the normalisation.
+        public features. They stay when clients join and leave.
     class_weight : "balanced", dict or None
         What a row of each class weighs, in both ridges and when left-out rows choose. ``balanced`` lets all classes
         weigh the same over all clients, so that rare ones are found; a dict has weights above 0 by label, 1 for others.
@@ -85,7 +90,7 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         What to do with rows to predict whose client was not fitted or not named: give them the scores of the primary
         stream, which all clients share, with a warning (``warn``) or without (``shared``), or refuse them (``error``).
     random_state : int, RandomState or None
-        Seed of the random maps.
+        Seed of the landmarks, or of the random maps.
 
     Attributes
     ----------
@@ -126,6 +131,7 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         beta: float | str = APFL.beta,
         balance: float | str = APFL.balance,
         tau: float | str = APFL.tau,
+        weight: float | str = APFL.weight,
         scope: str = APFL.scope,
         refinement: str = APFL.refinement,
         activations: str | tuple[str, str] = APFL.activation_primary,
@@ -145,6 +151,7 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.beta = beta
         self.balance = balance
         self.tau = tau
+        self.weight = weight
         self.scope = scope
         self.refinement = refinement
         self.activations = activations
@@ -378,10 +385,12 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _method(self) -> APFL:
         """The settings as the method checks them."""
-        names = "d_primary d_refinement gamma beta balance tau scope refinement normalise intercept map landmarks"
+        names = "d_primary d_refinement gamma beta balance tau weight scope refinement normalise map landmarks"
         activations = (self.activations,) * 2 if isinstance(self.activations, str) else self.activations
         of_maps = dict(zip(("activation_primary", "activation_refinement"), activations, strict=True))
-        method = load_method("apfl", **{name: getattr(self, name) for name in names.split()}, **of_maps, bits=0)
+        method = load_method(
+            "apfl", **{name: getattr(self, name) for name in (*names.split(), "intercept")}, **of_maps, bits=0
+        )
         assert isinstance(method, APFL)
         return method
 

@@ -148,6 +148,7 @@ def _load(make: Callable[..., Classifier], folder: Path) -> Classifier:
         if isinstance(params["activations"], list):  # JSON has no tuples
             params["activations"] = tuple(params["activations"])
         params.setdefault("map", "random")  # before there were landmarks
+        params.setdefault("weight", 1.0)  # before it was chosen
         classifier: Any = make(**params)
         shared = _stream(folder / "shared.safetensors")
         models = {client: _stream(_inside(folder, file)) for client, file in index["clients"]}

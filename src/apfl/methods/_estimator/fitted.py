@@ -181,13 +181,14 @@ class Fitted:
         if isinstance(primary_map, FeatureMap) and isinstance(refinement_map, FeatureMap):
             if own is None:
                 return DualStream(primary_map, primary, normaliser=self.normaliser)
+            shared = primary if own.weight == 1 else own.weight * primary
             return DualStream(
-                primary_map, primary, refinement_map, own.refinement, own.balance, self.normaliser, prior=own.prior
+                primary_map, shared, refinement_map, own.refinement, own.balance, self.normaliser, prior=own.prior
             )
         assert not isinstance(primary_map, FeatureMap), "one map of landmarks for both streams"
         if own is None:
             return LandmarkModel(primary_map, primary_map.fold(primary), self.normaliser)
-        weights = primary_map.fold(primary + own.balance * own.refinement)
+        weights = primary_map.fold(own.weight * primary + own.balance * own.refinement)
         return LandmarkModel(primary_map, weights, self.normaliser, prior=own.prior)
 
     def _fit_clients(
@@ -220,7 +221,9 @@ class Fitted:
         given = [own for own in weights if own is not None]
         each = torch.cat(given).numpy() if given else None
         pairs = list(zip(made.clients, made.scores, strict=True))
-        temperature = _temperature(torch.cat([left.at(own.setting) for own, left in pairs]).numpy(), labels, each)
+        temperature = _temperature(
+            torch.cat([left.at(own.setting, own.weight) for own, left in pairs]).numpy(), labels, each
+        )
         models = {
             client: replace(self._stream(primary.weights, own), temperature=temperature, about={"client": str(client)})
             for client, own in zip(clients, made.clients, strict=True)
