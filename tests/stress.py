@@ -24,8 +24,7 @@ from apfl.data.federation import Shard
 from apfl.federate import Site, Terms
 from apfl.federate.inprocess import simulate
 from apfl.methods import load_method
-from apfl.models.dual_stream import DualStream
-from apfl.models.file import Model
+from apfl.models.file import Model, load_model
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FILES = {
@@ -304,11 +303,10 @@ def hits_of_apfl(train: Rows, test: Rows) -> tuple[np.ndarray, dict[str, object]
     return _hits(only.models, test), dict(only.chosen)
 
 
-def hits_of_landmarks(train: Rows, test: Rows) -> tuple[np.ndarray, dict[str, object]]:
-    """The same on landmarks, with statistics of 16 bits, the pilot and a weight on the primary."""
+def hits_of_random(train: Rows, test: Rows) -> tuple[np.ndarray, dict[str, object]]:
+    """The same with two random maps, in float64."""
     n_clients, n_classes = _counts(train)
-    method = load_method("apfl", map="landmarks", bits=16, weight="auto")
-    (only,) = method.rounds(shards(train, n_clients), n_classes, 0)
+    (only,) = load_method("apfl", map="random").rounds(shards(train, n_clients), n_classes, 0)
     return _hits(only.models, test), dict(only.chosen)
 
 
@@ -324,7 +322,7 @@ def hits_of_federation(train: Rows, test: Rows, folder: Path) -> np.ndarray:
     names = tuple(f"class-{c:03d}" for c in range(n_classes))
     sites = [Site(folder / "sites", f"site-{k}", own, names) for k, own in enumerate(shards(train, n_clients))]
     made = simulate(sites, Terms("stress", names, min_per_class=1, quorum=n_clients), folder / "server")
-    return _hits([DualStream.load(path) for path in made.models], test)
+    return _hits([load_model(path) for path in made.models], test)
 
 
 def _counts(train: Rows) -> tuple[int, int]:

@@ -100,7 +100,7 @@ def test_run_needs_no_arguments(tmp_path, monkeypatch, capsys):
     assert mean["apfl"] > mean["central"] > mean["afl"]  # personalisation shows in the demo
     assert "apfl" in capsys.readouterr().out
     assert len(list((folder / "models" / "apfl" / "seed-2").glob("client-*.safetensors"))) == 10
-    assert len(list((folder / "models" / "apfl" / "seed-2").glob("primary-*.safetensors"))) == 1
+    assert len(list((folder / "models" / "apfl" / "seed-2").glob("points-*.safetensors"))) == 1
 
 
 def test_the_same_command_gives_the_same_records_once(tmp_path):
@@ -150,7 +150,7 @@ def test_predict_and_export(features, tmp_path, capsys):
     assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
     assert len(rows) == 120
     assert {row["predicted"] for row in rows} <= {"ant", "bee", "cat"}
-    assert "primary" in read(tmp_path / "alone.safetensors").tensors
+    assert "points" in read(tmp_path / "alone.safetensors").tensors
 
 
 def test_rows_that_cannot_be_scored_have_no_class(features, tmp_path, capsys):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from apfl.models.dual_stream import DualStream
 from apfl.models.file import about, load_model, read, write
 from tests.commands import here as apfl
 from tests.data.pictures import folder_of_images, pixels
@@ -135,7 +134,7 @@ def test_probabilities_use_the_temperature_of_the_model(models, tmp_path, capsys
     options = ("--probabilities", "--out", tmp_path / "p.csv")
     assert apfl("predict", tmp_path / "warm.safetensors", tmp_path / "x.npy", *options) == 0
     assert "calibrated" not in capsys.readouterr().err
-    model = DualStream.load(tmp_path / "warm.safetensors")
+    model = load_model(tmp_path / "warm.safetensors")
     expected = torch.softmax(model.scores(torch.tensor([[0.5, 0.25], [1.0, -1.0]])) / 0.25, 1)
     found = [[float(row[name]) for name in ("ash", "elm", "oak")] for row in predicted(tmp_path / "p.csv")]
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5)  # written with six digits

@@ -20,7 +20,7 @@ from tests.stress import (
     hits_of_apfl,
     hits_of_estimator,
     hits_of_federation,
-    hits_of_landmarks,
+    hits_of_random,
     judge,
 )
 
@@ -75,8 +75,8 @@ def test_the_default_is_good_and_honest_with_features_of_images(case):
 
 
 @pytest.mark.parametrize("case", params(SMALL))
-def test_landmarks_are_good_and_honest(case):
-    verdict = judge(*draw(case), hits_of_landmarks)
+def test_random_maps_are_good_and_honest(case):
+    verdict = judge(*draw(case), hits_of_random)
     assert verdict.good, verdict
     assert verdict.honest, verdict
 
@@ -98,9 +98,9 @@ def test_a_federation_is_as_good_as_the_method(case, tmp_path):
 
 def test_the_sample_notices_a_gamma_that_interpolates_copies(monkeypatch):
     """Without the bound on the degrees of freedom and with copies that nobody counts, a case fails."""
-    assert all(judge(*draw(case)).good for case in COPIED)
+    assert all(judge(*draw(case), hits_of_random).good for case in COPIED)
     monkeypatch.setattr(gcv, "MOST_FITTED", 1.0)
     monkeypatch.setattr(
         method, "leaving", lambda x, y, groups, hashes: Leaving(groups, torch.zeros(len(x), dtype=torch.bool))
     )
-    assert not all(judge(*draw(case)).good for case in COPIED)
+    assert not all(judge(*draw(case), hits_of_random).good for case in COPIED)

@@ -34,7 +34,7 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'apfl[fl
 pytestmark = pytest.mark.deployment
 
 # Nothing is left to be chosen by tables, so that a run is three messages a site instead of four.
-FIXED = {"gamma": 1.0, "beta": 1.0, "balance": 0.5, "tau": 0.0, "refinement": "in-sample"}
+FIXED = {"gamma": 1.0, "beta": 1.0, "balance": 0.5, "tau": 0.0, "weight": 1.0, "refinement": "in-sample"}
 
 
 def published(server: Path, number: int | None = None) -> tuple[torch.Tensor, float, Terms, list[str]]:

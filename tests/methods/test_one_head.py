@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import multivariate_normal
+from sklearn.mixture import GaussianMixture
 
 from apfl.data.federation import Shard
 from apfl.errors import InputError
@@ -101,6 +102,32 @@ class TestAdapting:
         assert tuned[0] is tuned[1]
 
 
+@pytest.mark.parametrize("name", ["fedlda", "fedpft", "gh_ofl", "deepafl"])
+def test_points_of_a_grid_worked_on_together_are_those_worked_on_alone(name: str) -> None:
+    """Heads, rates and epochs that are shared on the way: the same models, bytes and exchanges, point by point."""
+    clients = draw_clients([30, 50, 20], 6, 3, 0)
+    quick = {"deepafl": {"d": 16, "d_block": 8, "blocks": 2}, "fedpft": {"epochs": 3}, "gh_ofl": {"drawn": 20}}
+    varied = [
+        {"adapt": "finetune", "finetune_lr": 0.1, "finetune_epochs": 5},
+        {"adapt": "prior", "tau": 0.3},
+        {"adapt": "finetune", "finetune_lr": 0.3, "finetune_epochs": 2},
+        {"adapt": "finetune", "finetune_lr": 0.1, "finetune_epochs": 0},
+        {"adapt": "labels", "normalise": "root"},
+        {"adapt": "finetune", "finetune_lr": 0.1, "finetune_epochs": 2, "normalise": "root"},
+        {"adapt": "none"},
+    ]
+    varied += [each | {"lr": 0.03} for each in varied[:3]] if name in ("fedpft", "gh_ofl") else []
+    points = [load_method(name, **(quick.get(name, {}) | each)) for each in varied]
+    for place, last in points[0].together(points, clients, 3, 7):
+        (alone,) = points[place].rounds(clients, 3, 7)
+        assert (last.index, last.bytes_up, last.bytes_down) == (alone.index, alone.bytes_up, alone.bytes_down)
+        for model, own, shard in zip(last.models, alone.models, clients, strict=True):
+            # Single precision: heads side by side are added up in another order.
+            torch.testing.assert_close(model.scores(shard.features), own.scores(shard.features), rtol=1e-4, atol=1e-5)
+        varied[place] = {}
+    assert not any(varied)
+
+
 def test_adapting_in_another_way_is_refused() -> None:
     with pytest.raises(InputError, match="adapt"):
         load_method("fedcof", adapt="local")
@@ -156,6 +183,15 @@ class TestFedPFT:
         expected = rows.features.var(0, correction=0) + SMALLEST_VARIANCE
         np.testing.assert_allclose(only.variances[0], expected, rtol=2e-3)
         assert only.n_bytes == 2 * (1 + 4 + 4) + 16
+
+    def test_one_component_is_what_expectation_maximisation_gives(self) -> None:
+        (rows,) = draw_clients([50], 6, 3, 0)
+        for found in mixtures(rows, 1, seed=0):
+            own = rows.features[rows.labels == found.label].double().numpy()
+            fitted = GaussianMixture(1, covariance_type="diag", reg_covar=SMALLEST_VARIANCE, random_state=0).fit(own)
+            # float16 travels: a difference of 1e-12 may round to the next one.
+            np.testing.assert_allclose(found.means, fitted.means_, rtol=1e-3)
+            np.testing.assert_allclose(found.variances, fitted.covariances_, rtol=1e-3)
 
     def test_rare_classes_are_not_left_out(self) -> None:
         rows = Shard(torch.randn(12, 4), torch.tensor([0] * 11 + [1]))

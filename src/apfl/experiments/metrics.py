@@ -40,8 +40,15 @@ def client_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[f
     return [next(known) if len(test) else None for test in tests]
 
 
-def primary_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[float | None]:
-    """Accuracy of the shared primary stream alone on each client's test rows; empty for models that have no other."""
+def primary_accuracies(
+    models: Sequence[Model], tests: Sequence[Shard], primary: Model | None = None
+) -> list[float | None]:
+    """Accuracy of the shared primary stream alone on each client's test rows; empty for models that have no other.
+
+    ``primary`` is that stream, if models are folded into one matrix.
+    """
+    if primary is not None:
+        return client_accuracies([primary] * len(tests), tests)
     shared = [
         replace(model, refinement_map=None, refinement=None, balance=0.0, prior=None)
         for model in models

@@ -7,16 +7,19 @@ client has the same weight on the primary: 1 if the method leaves it open.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from apfl.data.federation import Federation
+from apfl.errors import InputError
 from apfl.maths.gcv import feature_energy
 from apfl.maths.hits import local_prior
 from apfl.maths.leaveout import hat_basis
-from apfl.maths.personalise import Rows, solve_primary
+from apfl.maths.personalise import Rows, Shared, solve_primary
+from apfl.maths.ridge import Statistics
 from apfl.methods.apfl import APFL
 
 __all__ = ["BALANCES", "BETAS", "GAMMAS", "TAUS", "OnTest", "best_on_test", "on_test"]
@@ -57,7 +60,7 @@ def on_test(method: APFL, federation: Federation, seed: int) -> OnTest:
     gammas, betas, balances, taus = tried.values()
     table = torch.zeros([*map(len, tried.values())], dtype=torch.float64, device=features.device)
     weights = torch.tensor(balances, dtype=torch.float32, device=features.device)[:, None, None]
-    primaries = [solve_primary(summed, gamma).shared for gamma in gammas]
+    primaries = _primaries(summed, gammas)
     weight = 1.0 if method.weight == "auto" else method.weight
     measured = [k for k in range(len(clients)) if len(tests[k])]
     for k in measured:
@@ -66,7 +69,7 @@ def on_test(method: APFL, federation: Federation, seed: int) -> OnTest:
         rows = Rows(phis[k], maps[1](normalise(clients[k].features)).double(), clients[k].labels)
         hat = hat_basis(rows.psi)
         across = (maps[1](z_test).double() @ rows.psi.T) @ hat.basis  # Psi_test P = across diag(1 / (s + beta)) U'E
-        for g, shared in enumerate(primaries):
+        for g, shared in primaries.items():
             inner = hat.basis.T @ shared.residual(rows, weight)
             prior = local_prior(*shared.counts(rows), method.smoothing)
             bases = [(weight * (phi_test @ shared.weights) + tau * prior).float() for tau in taus]
@@ -76,6 +79,19 @@ def on_test(method: APFL, federation: Federation, seed: int) -> OnTest:
                     right = (base + refined).argmax(2) == tests[k].labels
                     table[g, b, :, t] += right.double().mean(1) / len(measured)
     return OnTest(table.cpu(), tried)
+
+
+def _primaries(summed: Statistics, gammas: Sequence[float]) -> dict[int, Shared]:
+    """The primary of each gamma, by its place; of sums that travelled as integers the smallest may have none."""
+    found, refused = {}, None
+    for g, gamma in enumerate(gammas):
+        try:
+            found[g] = solve_primary(summed, gamma).shared
+        except InputError as error:
+            refused = error
+    if refused is not None and not found:
+        raise refused
+    return found
 
 
 def _tried(method: APFL, unit: float) -> dict[str, list[float]]:

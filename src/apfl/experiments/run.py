@@ -26,7 +26,7 @@ from apfl.experiments.record import Record, user_files, with_hashes
 from apfl.methods import Method, Round
 from apfl.models.file import Model, model_file, write
 
-__all__ = ["Protocol", "federate", "run", "save_models", "train", "versions"]
+__all__ = ["Protocol", "federate", "record_of", "run", "save_models", "train", "versions"]
 
 
 def run(
@@ -48,19 +48,37 @@ def run(
     unseen in training, models and metrics are theirs alone.
     """
     trained, late = apart(federation, protocol, seed)
-    measured = trained if late is None else late
-    files = user_files(method, protocol)
     what = _identity(name, method, dataset, protocol, seed)
     last, seconds, curve = _train(name, method, trained, late, seed, what, on_round, checkpoint, checkpoint_seconds)
     models = last.models if late is None else _admitted(name, last, late)
-    uses_alpha = "alpha" in options_of(protocol.partition)
-    record = Record(
+    measured = trained if late is None else late
+    own = replace(last, models=models)
+    return record_of(
+        name, method, own, measured, dataset, protocol, seed, seconds, curve, len(federation.train)
+    ), models
+
+
+def record_of(
+    name: str,
+    method: Method,
+    last: Round,
+    measured: Federation,
+    dataset: Dataset,
+    protocol: Protocol,
+    seed: int,
+    seconds: float,
+    curve: Sequence[Sequence[float]] = (),
+    n_clients: int | None = None,
+) -> Record:
+    """The record of a last round: its models on the test rows of the clients that are ``measured``."""
+    models, uses_alpha = last.models, "alpha" in options_of(protocol.partition)
+    return Record(
         method=name,
         seed=seed,
         data=dataset.name,
         data_sha256=dataset.sha256,
         partition=PARTITIONS.name_of(protocol.partition),
-        n_clients=len(federation.train),
+        n_clients=len(measured.train) if n_clients is None else n_clients,
         alpha=protocol.alpha if uses_alpha else None,
         settings=asdict(method),
         protocol=asdict(protocol),
@@ -72,19 +90,18 @@ def run(
         bytes_up=last.bytes_up,
         bytes_down=last.bytes_down,
         seconds=seconds,
-        device=str(federation.train[0].features.device),
+        device=str(measured.train[0].features.device),
         threads=torch.get_num_threads(),
         versions=versions(),
-        class_names=list(federation.class_names),
+        class_names=list(measured.class_names),
         class_counts=class_counts(measured.train, measured.n_classes),
-        primary_accuracies=primary_accuracies(models, measured.test),
+        primary_accuracies=primary_accuracies(models, measured.test, last.primary),
         chosen=dict(last.chosen),
         provenance=dict(dataset.provenance),
         curve=curve,
         first_client_scores=_norm_of_scores(models, measured) if protocol.reshuffle is not None else None,
-        files=files,
+        files=user_files(method, protocol),
     )
-    return record, models
 
 
 def train(

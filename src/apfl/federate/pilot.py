@@ -314,7 +314,7 @@ def seal_primaries(question: Question, sums: Mapping[str, np.ndarray], members: 
     terms, tensors, units, gammas = question.terms, {}, {}, {}
     for how, summed in sums.items():
         stats = replace(question.encoding(how).decode(torch.from_numpy(summed)), echo=None)
-        primary = solve_primary(stats, terms.method.gamma)
+        primary = solve_primary(stats, "auto")  # one that is given is meant for the full map
         units[how], gammas[how] = primary.unit(stats.width), primary.gamma
         sketch = primary.with_leverage(terms.method.sketch, terms.seed).sketch
         assert sketch is not None, "terms have no exact leverage"

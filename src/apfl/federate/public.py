@@ -1,13 +1,11 @@
 """Landmarks from a file of public features: the server reads it, the terms name it, sites only see the landmarks.
 
-The server keeps the features in its folder, since landmarks are drawn once the normalisation is known, and drawn anew
-if the members ask for that.
+The server keeps the features in its folder, since landmarks are drawn once the normalisation is known.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from torch import Tensor
 
@@ -41,7 +39,7 @@ def named(terms: Terms) -> tuple[Terms, Tensor | None]:
         )
     method = replace(terms.method, landmarks=PUBLIC)
     told = replace(terms, method=method, n_features=width, public_sha256=public.sha256, public_rows=n)
-    return told, public.features.float().contiguous()
+    return told, public.features.contiguous()
 
 
 def keep_public(ledger: Ledger, features: Tensor) -> None:
@@ -55,5 +53,6 @@ def public_spread(ledger: Ledger, outline: Terms) -> Spread | None:
     if outline.method.landmarks != PUBLIC:
         return None
     name = ledger.get("public") or FILE
-    rows = outline.normaliser()(ledger.blobs.tensors(Path(name).name, ledger.get("public_digest"))["features"])
+    features = ledger.blobs.tensors(name, ledger.get("public_digest"))["features"]
+    rows = outline.normaliser()(features.double())
     return spread(rows, full=len(rows) >= ROWS_FOR_EACH_COLUMN * outline.n_in)

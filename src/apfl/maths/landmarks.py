@@ -160,7 +160,11 @@ class LandmarkMap:
         return self._factor.T @ folded
 
     def packed(self) -> Tensor:
-        """The points without gaps, uint8: as they travel and stand in files."""
+        """The points without gaps, uint8: as they travel and stand in files, the same for all models on this map."""
+        return self._packed
+
+    @cached_property
+    def _packed(self) -> Tensor:
         points = self.points.cpu().reshape(-1).numpy().astype(np.int64)
         return torch.from_numpy(_layout(*self.points.shape).pack(points).copy())
 
@@ -272,4 +276,4 @@ def independent(made: LandmarkMap) -> Tensor:
         return torch.arange(len(landmarks), device=landmarks.device)
     system = kernel(landmarks, landmarks)
     _, pivots, rank, _ = dpstrf(np.asfortranarray(system.cpu().numpy()), tol=JITTER, lower=1)
-    return torch.from_numpy(np.sort(pivots[:rank] - 1)).to(landmarks.device)
+    return torch.from_numpy(np.sort(pivots[:rank] - 1)).long().to(landmarks.device)

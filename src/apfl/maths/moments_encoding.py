@@ -23,7 +23,8 @@ from torch import Tensor
 
 from apfl.errors import InputError
 from apfl.maths.bits import Layout, Part
-from apfl.maths.integers import Rounding, Uniform
+from apfl.maths.dither import Uniform
+from apfl.maths.integers import Rounding
 from apfl.maths.normalise import Moments
 
 __all__ = ["BUCKETS", "MOMENT_BITS", "MomentsEncoding", "largest_buckets"]

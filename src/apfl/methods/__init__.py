@@ -41,6 +41,7 @@ class Round:
     bytes_down: int = 0
     chosen: Mapping[str, Any] = field(default_factory=dict)  # what the method settled by itself
     state: Mapping[str, Tensor] | None = None  # what `Method.resume` needs to continue from here, if it can
+    primary: Model | None = None  # the shared stream alone, if the models do not hold it apart
     # Models of clients that come after training, from their own training rows. Without it a later client can only be
     # given the shared model, where there is one.
     admit: Callable[[Sequence[Shard]], Sequence[Model]] | None = None

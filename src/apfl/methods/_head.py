@@ -16,7 +16,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from pydantic import Field
@@ -29,16 +29,22 @@ from apfl.maths.normalise import Normaliser
 from apfl.maths.ridge import one_hot
 from apfl.methods import Method, Round
 from apfl.methods._analytic import one_exchange
+from apfl.methods._grid import alike
 from apfl.methods._stack import Stack
-from apfl.methods._training import RATES
+from apfl.methods._step import Params
+from apfl.methods._training import RATES, stacked_rounds
 from apfl.methods.local_head import LocalHead
 from apfl.models.linear_head import LinearHead
 from apfl.models.residual import ResidualBlocks
 
-__all__ = ["SMOOTHING", "Adapt", "Adapting", "Head", "OneHead", "adapted_bias", "class_sums", "finetuned"]
+__all__ = [
+    "SMOOTHING", "Adapt", "Adapting", "Head", "Made", "OneHead", "TrainedHead", "adapted_bias", "class_sums",
+    "finetuned_together", "trained_heads",
+]  # fmt: skip
 
 Adapt = Literal["none", "labels", "prior", "finetune"]
 Shared = TypeVar("Shared", LinearHead, ResidualBlocks)
+ADAPTING = ("adapt", "tau", "finetune_epochs", "finetune_lr")  # what a client does with the head
 SMOOTHING = 0.03  # of the label counts behind the prior, as in `apfl`
 TAUS = (0.03, 0.1, 0.3, 1.0)  # scores of ridge heads lie between 0 and 1, those of Gaussian ones are log-likelihoods
 GRIDS: Mapping[str, Mapping[str, Any]] = {
@@ -54,6 +60,15 @@ class Head(NamedTuple):
     class_counts: Tensor  # (c,)
     up: Sequence[int]  # of each client
     down: int  # to every client
+
+
+@dataclass(frozen=True, eq=False)
+class Made(Generic[Shared]):
+    """The model everyone gets, everyone's class counts, and the last round if nobody adapts it."""
+
+    model: Shared
+    class_counts: Tensor  # (c,)
+    last: Round
 
 
 @dataclass(frozen=True)
@@ -75,12 +90,45 @@ class Adapting(Method):
     def grid(self) -> Mapping[str, Sequence[Any]]:
         return {**self.own_grid, **GRIDS.get(self.adapt, {})}
 
+    @abstractmethod
+    def made(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Made[Any]:
+        """The model that everyone gets."""
+
+    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+        made = self.made(clients, n_classes, seed)
+        yield self._closed(made, self.adapted(made.model, clients, made.class_counts, seed))
+
+    def together(
+        self, points: Sequence[Any], clients: Sequence[Shard], n_classes: int, seed: int
+    ) -> Iterator[tuple[int, Round]]:
+        """Points that differ in what a client does with the model share it, and their fine-tuning runs side by side."""
+        for places, made in self.all_made(points, clients, n_classes, seed):
+            trained = [place for place in places if points[place].adapt == "finetune"]
+            models = finetuned_together(made.model, clients, seed, [points[place] for place in trained])
+            by_place = dict(zip(trained, models, strict=True))
+            for place in places:
+                point = points[place]
+                own = by_place.pop(place, None) or point.adapted(made.model, clients, made.class_counts, seed)
+                yield place, point._closed(made, own)
+
+    def all_made(
+        self, points: Sequence[Any], clients: Sequence[Shard], n_classes: int, seed: int
+    ) -> Iterator[tuple[list[int], Made[Any]]]:
+        """The shared model of each of several settings, with the places of those that have it."""
+        for places in alike(points, without=ADAPTING):
+            yield places, points[places[0]].made(clients, n_classes, seed)
+
+    def _closed(self, made: Made[Any], models: Sequence[Any]) -> Round:
+        n, told = len(models), self.adapting_bytes(len(made.class_counts))
+        return replace(made.last, models=models, bytes_down=made.last.bytes_down + n * told)
+
     def adapted(self, shared: Shared, clients: Sequence[Shard], class_counts: Tensor, seed: int) -> list[Shared]:
         """What each client makes of the shared model."""
         if self.adapt == "none":
             return [shared] * len(clients)
         if self.adapt == "finetune":
-            return finetuned(shared, clients, seed, lr=self.finetune_lr, epochs=self.finetune_epochs)
+            (models,) = finetuned_together(shared, clients, seed, [self])
+            return models
         biases = (adapted_bias(self.adapt, self.tau, shard, class_counts) for shard in clients)
         return [replace(shared, bias=shared.bias + bias.to(shared.bias)) for bias in biases]
 
@@ -97,26 +145,85 @@ class OneHead(Adapting):
     def head(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Head:
         """The shared head."""
 
-    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
-        made = self.head(clients, n_classes, seed)
-        models = self.adapted(made.model, clients, made.class_counts, seed)
-        down = made.down + self.adapting_bytes(n_classes)
-        yield one_exchange(models, made.model.normaliser, clients[0].features.shape[1], up=made.up, down=down)
+    def made(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Made[LinearHead]:
+        return _closing(self.head(clients, n_classes, seed), clients)
 
 
-def finetuned(shared: Shared, clients: Sequence[Shard], seed: int, *, lr: float, epochs: int) -> list[Shared]:
-    """Everyone's copy of the last layer, trained on in single precision; what lies beneath it stays."""
-    if epochs == 0:
-        return [shared] * len(clients)
+@dataclass(frozen=True)
+class TrainedHead(OneHead):
+    """One linear head for everyone, which the server trains on rows that it draws; rates are trained side by side."""
+
+    lr: Annotated[float, Field(gt=0)] = 0.1
+
+    @abstractmethod
+    def heads(self, clients: Sequence[Shard], n_classes: int, seed: int, rates: Sequence[float]) -> list[Head]:
+        """The shared head of each rate."""
+
+    def head(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Head:
+        (only,) = self.heads(clients, n_classes, seed, [self.lr])
+        return only
+
+    def all_made(
+        self, points: Sequence[Any], clients: Sequence[Shard], n_classes: int, seed: int
+    ) -> Iterator[tuple[list[int], Made[Any]]]:
+        for places in alike(points, without=(*ADAPTING, "lr")):
+            rates = list(dict.fromkeys(points[place].lr for place in places))
+            heads = points[places[0]].heads(clients, n_classes, seed, rates)
+            for rate, head in zip(rates, heads, strict=True):
+                yield [place for place in places if points[place].lr == rate], _closing(head, clients)
+
+
+def trained_heads(
+    rows: Shard, n_classes: int, seed: int, *, rates: Sequence[float], epochs: int, batch: int = 64
+) -> list[LinearHead]:
+    """A head for each rate, trained on one table of rows by the engine of the gradient methods."""
+    engines = [LocalHead(lr=lr, epochs=1, n_rounds=epochs, batch=batch, normalise="none") for lr in rates]
+    (*_, last) = stacked_rounds(engines, [rows], n_classes, seed)
+    heads = [each.models[0] for each in last]
+    return [head for head in heads if isinstance(head, LinearHead)]
+
+
+def _closing(head: Head, clients: Sequence[Shard]) -> Made[LinearHead]:
+    width = clients[0].features.shape[1]
+    models = [head.model] * len(clients)
+    last = one_exchange(models, head.model.normaliser, width, up=head.up, down=head.down)
+    return Made(head.model, head.class_counts, last)
+
+
+def finetuned_together(
+    shared: Shared, clients: Sequence[Shard], seed: int, points: Sequence[Adapting]
+) -> list[list[Shared]]:
+    """For each point everyone's copy of the last layer, trained on in single precision; what lies beneath it stays.
+
+    All rates are trained side by side for as many epochs as any point asks for; on the way there the others are kept.
+    """
+    if not points:
+        return []
     rows = [Shard(shared.represent(shard.features).float(), shard.labels) for shard in clients]
-    stack = Stack([LocalHead(lr=lr, normalise="none")], rows, len(shared.bias), seed)
+    rates = list(dict.fromkeys(point.finetune_lr for point in points))
+    stack = Stack([LocalHead(lr=rate, normalise="none") for rate in rates], rows, len(shared.bias), seed)
     start = {"weight": shared.weight.float()[None], "bias": shared.bias.float()[None, None]}
-    trained = stack.train(stack.spread(start), 0, epochs=epochs, everyone=True)
+    params = stack.spread({name: p.repeat(len(rates), 1, 1) for name, p in start.items()})
+    kept: dict[int, Params] = {0: params}
+    done = 0
+    for epochs in sorted({point.finetune_epochs for point in points} - {0}):
+        params = stack.train(params, 0, epochs=epochs - done, skip=done, everyone=True)
+        kept[epochs], done = params, epochs
+    return [
+        [shared] * len(clients)
+        if point.finetune_epochs == 0
+        else _own_layers(shared, stack, kept[point.finetune_epochs], rates.index(point.finetune_lr))
+        for point in points
+    ]
+
+
+def _own_layers(shared: Shared, stack: Stack, trained: Params, rate: int) -> list[Shared]:
+    """The models of one rate, in the clients' order."""
     models: dict[int, Shared] = {}
     for place, k in enumerate(stack.order):
-        weight, bias = trained["weight"][place], trained["bias"][place, 0]
-        models[k] = replace(shared, weight=weight.to(shared.weight), bias=bias.to(shared.bias))
-    return [models[k] for k in range(len(clients))]
+        weight, bias = (trained[name][place * len(stack.points) + rate] for name in ("weight", "bias"))
+        models[k] = replace(shared, weight=weight.to(shared.weight), bias=bias[0].to(shared.bias))
+    return [models[k] for k in range(len(models))]
 
 
 def adapted_bias(how: Adapt, tau: float, shard: Shard, class_counts: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.machine import over_clients
 from apfl.maths.normalise import Normaliser, check_features
-from apfl.maths.personalise import Auto, Choice, Rows, left_out_tables, solve_primary
+from apfl.maths.personalise import Choice, Rows, left_out_tables, solve_primary
 from apfl.maths.pilot import (
     BITS,
     CANDIDATES,
@@ -58,10 +58,11 @@ class _Trial:
     sizes: Sequence[int]  # bytes of each client's statistics
 
 
-def pilot(
-    clients: Sequence[Shard], n_classes: int, choice: Choice, gamma: float | Auto, sketch: int, bits: int, seed: int
-) -> Pilot:
-    """Every normalisation on a narrow map; the usual one for such moments, or another that is clearly better."""
+def pilot(clients: Sequence[Shard], n_classes: int, choice: Choice, sketch: int, bits: int, seed: int) -> Pilot:
+    """Every normalisation on a narrow map; the usual one for such moments, or another that is clearly better.
+
+    gamma is chosen for each of them: one that is given is meant for the full map, and for finer integers.
+    """
     if not clients:
         raise InputError("no clients given; a federation needs at least one")
     features = [shard.features for shard in clients]
@@ -74,7 +75,7 @@ def pilot(
 
     def tried(how: str) -> _Trial:
         drawn = candidate(scalings[how], shared, seed, like=features[0])
-        return _try(some, n_classes, drawn, together, choice, gamma, sketch, bits, seed)
+        return _try(some, n_classes, drawn, together, choice, sketch, bits, seed)
 
     trials = {how: tried(how) for how in CANDIDATES if how == usual or fits(how, pooled)}
     tables = [torch.stack(own) for own in zip(*(trial.tables for trial in trials.values()), strict=True)]
@@ -115,7 +116,6 @@ def _try(
     drawn: Candidate,
     together: Sequence[Repeated],
     choice: Choice,
-    gamma: float | Auto,
     sketch: int,
     bits: int,
     seed: int,
@@ -126,7 +126,7 @@ def _try(
     repeats = [(own.n_copies, None) for own in together]
     made = summed_landmarks(clients, n_classes, drawn.scaling, feature_map, columns, BITS, seed, repeats, purpose)
     phis, summed = made.phis, replace(made.stats, n_copies=sum(n_copies for n_copies, _ in repeats), echo=None)
-    primary = solve_primary(summed, gamma)
+    primary = solve_primary(summed, "auto")
     told = (Published.of(primary) if bits else primary).with_leverage(sketch, seed)
     tried = choice.grid(primary.unit(feature_map.width))
 

@@ -199,7 +199,7 @@ def public_origin(normalise: Normaliser, source: str, like: Tensor) -> _Origin:
             f"landmarks={source} has {public.features.shape[1]} features, the clients have {n_features}: "
             "give features of the same backbone"
         )
-    rows = normalise(public.features.to(like))
+    rows = normalise(public.features.to(like.device, torch.float64))  # whatever the clients' rows are
     told = {"file": Path(source).name, "rows": len(rows), "sha256": public.sha256}
     return _Origin(spread(rows, full=len(rows) >= ROWS_FOR_EACH_COLUMN * n_in), account={"landmarks": told})
 

@@ -198,7 +198,7 @@ class APFL(Method):
             return private_streams(clients, n_classes, self.normalise, d, self.landmarks, bits, seed, asked)
         first: Pilot | None = None
         if self.normalise == "auto":
-            first = pilot(clients, n_classes, self.choice, self.gamma, self.sketch, bits, seed)
+            first = pilot(clients, n_classes, self.choice, self.sketch, bits, seed)
         normalise = first.normalise if first else shared_normaliser(self.normalise, clients)
         repeats = [(own.n_copies, own.echo) for own in together]
         made = landmark_streams(clients, n_classes, normalise, d, self.landmarks, bits, seed, repeats)
@@ -252,6 +252,7 @@ class APFL(Method):
             bytes_down=traffic.total_down(len(clients)),
             chosen=chosen | made_of.account | {"bytes": traffic.account},
             admit=admit,
+            primary=folded(made_of, primary.weights, None) if self.map == "landmarks" else None,
         )
 
     def _solved(self, made_of: Streams, together: Sequence[Repeated]) -> Primary:

@@ -15,7 +15,7 @@ model is everyone's; ``adapt`` is the adaptation that all shared heads can have 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -30,7 +30,7 @@ from apfl.maths.ridge import one_hot
 from apfl.maths.wire import description_bytes, scaling_bytes
 from apfl.methods import Round
 from apfl.methods._analytic import Width, shared_normaliser
-from apfl.methods._head import Adapting
+from apfl.methods._head import Adapting, Made
 from apfl.models.residual import ResidualBlocks
 
 
@@ -51,7 +51,7 @@ class DeepAFL(Adapting):
     def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
         return self.d, self.d_block
 
-    def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+    def made(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Made[ResidualBlocks]:
         normalise = shared_normaliser(self.normalise, clients)
         rows = torch.cat([normalise(shard.features) for shard in clients]).double()
         targets = one_hot(torch.cat([shard.labels for shard in clients]), n_classes)
@@ -68,20 +68,20 @@ class DeepAFL(Adapting):
             deltas.append(delta)
         counts = targets.sum(0)
         shared = ResidualBlocks(first, maps, deltas, weight, torch.zeros_like(counts), normalise)
-        models = self.adapted(shared, clients, counts, seed)
         up, down = self._bytes(n_classes)
         moments = needs_moments(self.normalise)
         up += description_bytes(clients[0].features.shape[1], moments=True) if moments else 0
-        yield Round(
-            models, index=2 * self.blocks + 1 + moments, bytes_up=len(clients) * up,
+        last = Round(
+            [shared] * len(clients), index=2 * self.blocks + 1 + moments, bytes_up=len(clients) * up,
             bytes_down=len(clients) * (down + scaling_bytes(normalise)),
         )  # fmt: skip
+        return Made(shared, counts, last)
 
     def _bytes(self, n_classes: int) -> tuple[int, int]:
         """Of all exchanges of one client, in float64: triangles of X'X and F'F, X'Y and W R'F up; W and Delta down."""
         tops, d, r = self.blocks + 1, self.d, self.d_block
         up = tops * (d * (d + 1) // 2 + d * n_classes) + self.blocks * (r * (r + 1) // 2 + d * r)
-        return 8 * up, 8 * (tops * d * n_classes + self.blocks * r * d) + self.adapting_bytes(n_classes)
+        return 8 * up, 8 * (tops * d * n_classes + self.blocks * r * d)
 
 
 def ridge(rows: Tensor, targets: Tensor, penalty: float) -> Tensor:

@@ -25,9 +25,8 @@ from apfl.data.federation import Shard
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import one_hot
 from apfl.methods._analytic import shared_normaliser
-from apfl.methods._head import Head, OneHead
+from apfl.methods._head import Head, TrainedHead, trained_heads
 from apfl.methods._training import RATES
-from apfl.methods.local_head import LocalHead
 from apfl.models.linear_head import LinearHead
 
 SMALLEST_VARIANCE = 1e-4  # of rows whose mean square is 1: float16 knows nothing far below it
@@ -48,30 +47,28 @@ class Mixture(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPFT(OneHead):
+class FedPFT(TrainedHead):
     """A head trained on rows drawn from the clients' mixtures, one for each client and class."""
 
     components: Annotated[int, Field(gt=0)] = 1
     epochs: Annotated[int, Field(gt=0)] = 50
-    lr: Annotated[float, Field(gt=0)] = 0.1
     batch: Annotated[int, Field(gt=0)] = 64
     normalise: Normalise = "root"
 
     own_grid: ClassVar[Mapping[str, Any]] = {"components": (1, 5), "lr": RATES}
 
-    def head(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Head:
+    def heads(self, clients: Sequence[Shard], n_classes: int, seed: int, rates: Sequence[float]) -> list[Head]:
         normalise = shared_normaliser(self.normalise, clients)
         sent = [mixtures(Shard(normalise(s.features), s.labels), self.components, seed) for s in clients]
         drawn = synthetic([each for own in sent for each in own], clients[0].features, seed)
-        training = LocalHead(lr=self.lr, epochs=1, n_rounds=self.epochs, batch=self.batch, normalise="none")
-        (*_, last) = training.rounds([drawn], n_classes, seed)
-        (trained,) = last.models
-        assert isinstance(trained, LinearHead)
         counts = one_hot(torch.cat([shard.labels for shard in clients]), n_classes).sum(0)
-        bias = trained.bias.masked_fill(counts == 0, -torch.inf)
-        model = LinearHead(trained.weight, bias, normaliser=normalise)
-        down = 4 * (trained.weight.numel() + len(bias))
-        return Head(model, counts, [sum(each.n_bytes for each in own) for own in sent], down)
+        up = [sum(each.n_bytes for each in own) for own in sent]
+        heads = []
+        for trained in trained_heads(drawn, n_classes, seed, rates=rates, epochs=self.epochs, batch=self.batch):
+            bias = trained.bias.masked_fill(counts == 0, -torch.inf)
+            model = LinearHead(trained.weight, bias, normaliser=normalise)
+            heads.append(Head(model, counts, up, 4 * (trained.weight.numel() + len(bias))))
+        return heads
 
 
 def mixtures(rows: Shard, components: int, seed: int) -> list[Mixture]:
@@ -79,15 +76,20 @@ def mixtures(rows: Shard, components: int, seed: int) -> list[Mixture]:
     found = []
     for label in torch.unique(rows.labels).tolist():
         own = rows.features[rows.labels == label].double().cpu().numpy()
-        fitted = GaussianMixture(
-            min(components, len(own)), covariance_type="diag", reg_covar=SMALLEST_VARIANCE, random_state=seed % 2**32
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            fitted.fit(np.repeat(own, 2, 0) if len(own) == 1 else own)  # it asks for two rows at least
-        half = (each.astype(np.float16) for each in (fitted.weights_, fitted.means_, fitted.covariances_))
+        half = (each.astype(np.float16) for each in _fitted(own, min(components, len(own)), seed))
         found.append(Mixture(label, len(own), *half))
     return found
+
+
+def _fitted(rows: np.ndarray, components: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights, means and variances of a mixture; one component needs no iterations."""
+    if components == 1:
+        return np.ones(1), rows.mean(0, keepdims=True), rows.var(0, keepdims=True) + SMALLEST_VARIANCE
+    fitted = GaussianMixture(components, covariance_type="diag", reg_covar=SMALLEST_VARIANCE, random_state=seed % 2**32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        fitted.fit(rows)
+    return fitted.weights_, fitted.means_, fitted.covariances_
 
 
 def synthetic(sent: Sequence[Mixture], like: torch.Tensor, seed: int) -> Shard:

@@ -42,14 +42,13 @@ from apfl.maths.ridge import Statistics
 from apfl.maths.wire import nbytes
 from apfl.methods._analytic import shared_normaliser, summed_features, upload_bytes
 from apfl.methods._gaussian import gaussian_head, scale_of
-from apfl.methods._head import Head, OneHead, class_sums
+from apfl.methods._head import Head, TrainedHead, class_sums, trained_heads
 from apfl.methods._training import RATES
-from apfl.methods.local_head import LocalHead
 from apfl.models.linear_head import LinearHead
 
 
 @dataclass(frozen=True)
-class GHOFL(OneHead):
+class GHOFL(TrainedHead):
     """A head from class moments: Gaussian in closed form, or trained on rows drawn from them."""
 
     kind: Literal["nb", "lda", "qda", "fishermix"] = "fishermix"  # which of the family
@@ -58,7 +57,6 @@ class GHOFL(OneHead):
     spread: Annotated[float, Field(gt=0)] = 0.9  # standard deviation of drawn rows there
     drawn: Annotated[int, Field(gt=0)] = 500  # rows of each class; 4000 in the public code
     epochs: Annotated[int, Field(gt=0)] = 40
-    lr: Annotated[float, Field(gt=0)] = 0.1
     normalise: Normalise = "row"
 
     own_grid: ClassVar[Mapping[str, Any]] = {"shrinkage": (0.01, 0.05, 0.2), "lr": RATES}
@@ -67,36 +65,41 @@ class GHOFL(OneHead):
     def grid(self) -> Mapping[str, Sequence[Any]]:
         return {name: v for name, v in super().grid.items() if name != "lr" or self.kind == "fishermix"}
 
-    def head(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Head:
+    def heads(self, clients: Sequence[Shard], n_classes: int, seed: int, rates: Sequence[float]) -> list[Head]:
         if self.kind in ("nb", "qda"):
-            return self._quadratic(clients, n_classes)
+            return [self._quadratic(clients, n_classes)] * len(rates)
         normalise, _, summed = summed_features(clients, n_classes, self.normalise)
         up = upload_bytes(clients, summed)
         within = self._shrunk(_within(summed), summed)
         made = gaussian_head(summed, within, normalise, f"shrinkage {self.shrinkage:g}", up)
         if self.kind == "lda":
-            return made
+            return [made] * len(rates)
         subspace = fisher_subspace(summed, within, self.energy)
-        return made._replace(model=self._trained(summed, subspace, normalise, seed))
+        return [made._replace(model=model) for model in self._trained(summed, subspace, normalise, seed, rates)]
 
     def _shrunk(self, covariance: Tensor, summed: Statistics) -> Tensor:
         shrunk = (1 - self.shrinkage) * covariance
         shrunk.diagonal().add_(self.shrinkage * scale_of(covariance, summed))
         return shrunk
 
-    def _trained(self, summed: Statistics, subspace: Tensor, normalise: Normaliser, seed: int) -> LinearHead:
-        """A head on rows of the Fisher subspace, as a head on features."""
+    def _trained(
+        self, summed: Statistics, subspace: Tensor, normalise: Normaliser, seed: int, rates: Sequence[float]
+    ) -> list[LinearHead]:
+        """A head for each rate on rows of the Fisher subspace, as a head on features."""
         there = torch.nonzero(summed.class_counts > 0).flatten()
         means = (summed.crosscorrelation / summed.class_counts.clamp_min(1)).T[there] @ subspace  # (classes, k)
         noise = normals(seed, self.drawn * len(there), subspace.shape[1]).to(means)
         rows = means.repeat_interleave(self.drawn, 0) + self.spread * noise
-        engine = LocalHead(lr=self.lr, epochs=1, n_rounds=self.epochs, normalise="none")
         shard = Shard(rows.float(), there.repeat_interleave(self.drawn))
-        (*_, last) = engine.rounds([shard], len(summed.class_counts), seed)
-        (trained,) = last.models
-        assert isinstance(trained, LinearHead)
-        bias = trained.bias.to(subspace).masked_fill(summed.class_counts == 0, -math.inf)
-        return LinearHead(subspace @ trained.weight.to(subspace), bias, normaliser=normalise)
+        heads = trained_heads(shard, len(summed.class_counts), seed, rates=rates, epochs=self.epochs)
+        absent = summed.class_counts == 0
+        return [
+            LinearHead(
+                subspace @ head.weight.to(subspace), head.bias.to(subspace).masked_fill(absent, -math.inf),
+                normaliser=normalise,
+            )
+            for head in heads
+        ]  # fmt: skip
 
     def _quadratic(self, clients: Sequence[Shard], n_classes: int) -> Head:
         """log n_y - log |S_y| / 2 - (z - mu_y)' S_y^-1 (z - mu_y) / 2 as a linear head on products of features."""

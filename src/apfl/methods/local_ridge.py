@@ -88,6 +88,7 @@ class LocalRidge(Method):
         phi = feature_map(own(shard.features))
         ridges = RIDGES if self.gamma == "auto" else (self.gamma,)
         chooses = "auto" in (self.gamma, self.normalise)
+        phi = phi.double() if chooses else phi  # a ridge that is chosen may be below the rounding of single precision
         error, gamma = left_out_ridge(phi, targets, ridges) if chooses else (0.0, ridges[0])
         return Alone(error, gamma, DualStream(feature_map, fit_refinement(phi, targets, gamma), normaliser=own))
 

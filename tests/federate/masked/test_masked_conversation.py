@@ -33,7 +33,7 @@ from apfl.federate.flower.wire import parts
 from tests.federate.test_conversation import RUN, as_sent, identity  # noqa: F401  # a fixture
 
 SIZES = {1: 60, 2: 70, 3: 60, 4: 50}
-FIXED = replace(METHOD, gamma=1.0, beta=1.0, balance=0.5, tau=0.0, landmarks="free")
+FIXED = replace(METHOD, gamma=1.0, beta=1.0, balance=0.5, tau=0.0, weight=1.0, landmarks="free")
 Fate = Callable[[str, str, int], str]  # sum, phase, node -> "", "dies", or "fails": once, the connection breaks
 
 

@@ -38,7 +38,7 @@ from tests.federate.masked.toys import METHOD, SIZES, masked_sites, masked_terms
 
 pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'apfl[flower]'")
 
-FIXED = replace(METHOD, gamma=1.0, beta=1.0, balance=0.5, tau=0.0)
+FIXED = replace(METHOD, gamma=1.0, beta=1.0, balance=0.5, tau=0.0, weight=1.0)
 SENDING = ("advertise", "share", "mask")  # who drops out in these is not in the sum
 
 

@@ -18,7 +18,7 @@ from tests.federate.masked.toys import METHOD, masked_sites, masked_terms
 
 pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'apfl[flower]'")
 
-FIXED = replace(METHOD, gamma=1.0, beta=1.0, balance=0.5, tau=0.0, landmarks="free", d_primary=24)
+FIXED = replace(METHOD, gamma=1.0, beta=1.0, balance=0.5, tau=0.0, weight=1.0, landmarks="free", d_primary=24)
 
 
 def statistics(sites, terms):

@@ -248,7 +248,7 @@ def begin(
         maps = stream_maps(features[:1], normalise, widths, activations, seed, method.intercept)
         return Fitted(classes, normalise, maps, keep_rows)
     if method.normalise == "auto":
-        first = pilot(clients, len(classes), method.choice, method.gamma, 0, 0, seed)
+        first = pilot(clients, len(classes), method.choice, 0, 0, seed)
         normalise, account = first.normalise, {"pilot": first.account}
     else:
         normalise, account = shared_normaliser(method.normalise, clients), {}
