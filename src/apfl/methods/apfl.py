@@ -252,7 +252,7 @@ class APFL(Method):
             bytes_down=traffic.total_down(len(clients)),
             chosen=chosen | made_of.account | {"bytes": traffic.account},
             admit=admit,
-            primary=folded(made_of, primary.weights, None) if self.map == "landmarks" else None,
+            primary=next(folded(made_of, [primary.weights], [None])) if self.map == "landmarks" else None,
         )
 
     def _solved(self, made_of: Streams, together: Sequence[Repeated]) -> Primary:
