@@ -22,7 +22,8 @@ trackers: .venv/.trackers
 
 # What `make test` skips if dp-accounting is not installed.
 privacy: .venv/.privacy
-	$(BIN)/python -m pytest tests/maths/test_privacy.py tests/methods/test_private.py tests/methods/test_attacks.py
+	$(BIN)/python -m pytest tests/maths/test_privacy.py tests/methods/test_private.py tests/methods/test_attacks.py \
+		tests/federate/private
 
 # What `make test` skips if Flower is not installed.
 flower: .venv/.flower

@@ -18,6 +18,7 @@ from apfl.cli.federation import (
     SetOption,
     method_settings,
     need_flower,
+    noise_settings,
     refuse_predict,
     status_of_folder,
 )
@@ -96,6 +97,29 @@ def server(
         int | None,
         typer.Option(help="Number of features of a row. \\[default, with --plain: that of the sites]", min=1),
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Publish noisy sums only, so that one row is hidden up to this epsilon; needs --classes, --n-features "
+            "and --max-rows. \\[default: no noise]",
+            min=0,
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta beside --epsilon; far below 1 over all rows. \\[default: 1e-5]")
+    ] = None,
+    colluders: Annotated[
+        int | None,
+        typer.Option(help="Sites whose shares of the noise the server may know, under masks. \\[default: 0]", min=0),
+    ] = None,
+    releases: Annotated[
+        int | None,
+        typer.Option(
+            help="Noisy sums that --epsilon is for: the first, and one for each join, leave and late cohort. "
+            "\\[default: 1]",
+            min=1,
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random maps. \\[default: 0]", min=0)] = None,
     settings: SetOption = None,
 ) -> None:
@@ -112,7 +136,8 @@ def server(
         "quorum": quorum, "min_cohort": min_cohort, "min_per_class": min_per_class, "wire": wire, "seed": seed,
         "keep_contributions": keep_contributions, "class_names": classes and _names(classes),
         "max_rows": max_rows, "max_share": max_share, "masked": masked, "n_features": n_features,
-        "method": method_settings(settings),
+        "releases": releases,
+        "method": noise_settings(epsilon, delta, colluders) | method_settings(settings),
     }  # fmt: skip
     chosen = {key: value for key, value in given.items() if value not in (None, {})}
     terms = _agreement(folder, name, chosen, masked=where.secure)

@@ -16,7 +16,8 @@ from apfl.federate.status import status_of
 from apfl.report.status import status_view
 
 __all__ = [
-    "FolderArgument", "JsonOption", "SetOption", "method_settings", "need_flower", "refuse_predict", "status_of_folder",
+    "FolderArgument", "JsonOption", "SetOption", "method_settings", "need_flower", "noise_settings", "refuse_predict",
+    "status_of_folder",
 ]  # fmt: skip
 
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of the federation on the server.")]
@@ -32,6 +33,18 @@ SetOption = Annotated[
 def method_settings(assignments: list[str] | None) -> dict[str, str]:
     """What --set says."""
     return dict(assignment(text, "d_primary=1024") for text in assignments or [])
+
+
+def noise_settings(epsilon: float | None, delta: float | None, colluders: int | None) -> dict[str, Any]:
+    """What the options of noise say of the method: a landmark map that no data decide."""
+    given = {"epsilon": epsilon, "delta": delta, "colluders": colluders}
+    stated = {name: value for name, value in given.items() if value is not None}
+    if stated and epsilon is None:
+        raise InputError(f"--{next(iter(stated))} given without --epsilon: there is no noise that it could be about")
+    if not stated:
+        return {}
+    optional("dp_accounting", "privacy")
+    return {"map": "landmarks", "landmarks": "free", **stated}
 
 
 def status_of_folder(folder: Path, as_json: bool, recent: bool = False) -> Callable[[], Any]:

@@ -27,8 +27,11 @@ from apfl.federate.landmarks import VECTOR, Landmarks, packed, packing, spread_e
 from apfl.federate.names import check_name
 from apfl.federate.pilot import largest_statistics
 from apfl.federate.plausible import check_counts, check_integers, positive, smallest_eigenvalue
+from apfl.federate.private.agreement import encoding_of
+from apfl.federate.private.plausible import check_rows, n_rows
 from apfl.federate.terms import Terms
 from apfl.federate.wire import LARGEST_HEADER, Expected, count, seal, sha256, text, unseal
+from apfl.maths.bits import squeeze
 from apfl.maths.dither import Uniform
 from apfl.maths.integers import OF_ONE_LENGTH, Encoding, statistics_layout
 from apfl.maths.leaveout import ECHO
@@ -51,6 +54,7 @@ __all__ = [
     "decode",
     "encode",
     "encode_integers",
+    "encode_private",
     "encode_sums",
     "largest_answer",
     "upload_bytes",
@@ -99,12 +103,26 @@ def encode_integers(
 
     The same bytes for the same rows and the same ``draw``. What the server would refuse is refused here.
     """
-    encoding = landmarks.encoding(terms)
+    encoding = _rounded(landmarks, terms)
     with _enough_memory(terms):
         vector, saturated = encoding.encode_rows(phi, one_hot(labels, terms.n_classes), draw, repeats)
         sealed = _seal_integers(encoding, vector, saturated, terms, client, nonce)
     check(decode(sealed, terms), terms, landmarks)
     return sealed, saturated
+
+
+def encode_private(vector: Tensor, terms: Terms, client: str, nonce: str) -> bytes:
+    """The sums of a client's integer rows as the bytes that it sends to a server that adds the noise.
+
+    Publications name a contribution by its hash, so the nonce is random: nobody can try rows until the hash fits.
+    """
+    if not nonce:
+        raise InputError("a contribution under noise without a nonce: its hash would tell its rows")
+    told, tensors = packed(squeeze(encoding_of(terms).layout, vector), vector)
+    n = n_rows(vector.numpy(), terms)
+    sealed = seal(KIND, {**_header("integers", n, terms, client, nonce), "saturated": 0, **told}, tensors)
+    check(decode(sealed, terms), terms)
+    return sealed
 
 
 def encode_sums(
@@ -115,7 +133,7 @@ def encode_sums(
         if landmarks is None:
             sealed = _seal_triangle(stats, terms, client, nonce)
         else:
-            encoding = landmarks.encoding(terms)
+            encoding = _rounded(landmarks, terms)
             vector, saturated = encoding.encode(stats, draw)
             if saturated:
                 raise InputError(
@@ -126,6 +144,13 @@ def encode_sums(
             sealed = _seal_integers(encoding, vector, 0, terms, client, nonce)
     check(decode(sealed, terms), terms, landmarks)
     return sealed
+
+
+def _rounded(landmarks: Landmarks, terms: Terms) -> Encoding:
+    """How sums without noise are integers."""
+    encoding = landmarks.encoding(terms)
+    assert isinstance(encoding, Encoding)
+    return encoding
 
 
 def _seal_integers(encoding: Encoding, vector: Tensor, saturated: int, terms: Terms, client: str, nonce: str) -> bytes:
@@ -216,7 +241,8 @@ def decode(data: bytes, terms: Terms) -> Contribution:
 
 def _decode_integers(data: bytes, terms: Terms) -> Contribution:
     """The vector of integers, each within its range, and the numbers of rows that it says."""
-    layout = statistics_layout(terms.width, terms.n_classes, terms.bits)
+    private = terms.private
+    layout = encoding_of(terms).layout if private else statistics_layout(terms.width, terms.n_classes, terms.bits)
 
     def expected(header: dict[str, Any]) -> Expected:
         _check_header(header, terms)
@@ -226,10 +252,14 @@ def _decode_integers(data: bytes, terms: Terms) -> Contribution:
 
     header, tensors = unseal(KIND, data, expected)
     integers = unpacked(packing(layout, header), tensors)
-    n, n_copies = (int(integers[layout.places[name]][0]) for name in ("n_samples", "n_copies"))
+    if private:  # of repeated rows nothing is told
+        n, n_copies, n_echoed = n_rows(integers, terms), 0, 1
+    else:
+        n, n_copies = (int(integers[layout.places[name]][0]) for name in ("n_samples", "n_copies"))
+        n_echoed = int(integers[layout.places["echo"]].sum())
     if n != count(header, "n"):
         raise InputError(f"n contradicts itself: {count(header, 'n')} in the header, {n} in the message")
-    if n_copies >= max(n, 1) or not 1 <= int(integers[layout.places["echo"]].sum()) <= n:
+    if n_copies >= max(n, 1) or not 1 <= n_echoed <= n:
         raise InputError(
             f"n contradicts itself: {n_copies} copies among {n} rows, or an echo that {n} rows do not have"
         )
@@ -254,25 +284,33 @@ def largest_answer(terms: Terms) -> int:
 
     A client that rejoins brings its former statistics too, if the server keeps only their sum.
     """
-    beside = 2 * LARGEST_HEADER  # a header; the echo, or a description's moments
     if terms.masked:  # a sum over many sites has more bits than one site's numbers: at most three times as many
-        return 3 * largest_answer(replace(terms, masked=False, keep_contributions=True))
+        return 3 * _largest(terms, once=True)
+    return _largest(terms, once=terms.keep_contributions)
+
+
+def _largest(terms: Terms, *, once: bool) -> int:
+    beside = 2 * LARGEST_HEADER  # a header; the echo, or a description's moments
     if terms.trying:
         return beside + largest_statistics(terms)
     if terms.outlined and terms.spread is not None:
         return beside + spread_encoding(terms).layout.n_bytes
     if not terms.settled:
         return beside
-    once = beside + upload_bytes(terms, terms.width)
-    return once if terms.keep_contributions else 2 * once
+    statistics_once = beside + upload_bytes(terms, terms.width)
+    return statistics_once if once else 2 * statistics_once
 
 
 def check(contribution: Contribution, terms: Terms, landmarks: Landmarks | None = None) -> None:
     """Refuse what cannot be the statistics of n rows under these terms, with the reason."""
+    if contribution.integers is not None and terms.private:
+        with _enough_memory(terms):
+            check_rows(contribution.integers, terms)
+        return
     if contribution.integers is not None:
         assert landmarks is not None
         with _enough_memory(terms):
-            check_integers(contribution.integers, landmarks.encoding(terms), terms)
+            check_integers(contribution.integers, _rounded(landmarks, terms), terms)
         return
     tensors, n = contribution.tensors, contribution.n_samples
     for name, tensor in tensors.items():

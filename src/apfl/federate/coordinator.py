@@ -26,11 +26,14 @@ from apfl.federate.messages import open_description, open_table, seal_choice
 from apfl.federate.names import check_name
 from apfl.federate.piloting import Choice, Piloting, Stage
 from apfl.federate.pool import Pool
+from apfl.federate.private import account
+from apfl.federate.private.publishing import check_room, room_for
 from apfl.federate.public import keep_public, named, public_spread
 from apfl.federate.publishing import Publication
 from apfl.federate.status import status
 from apfl.federate.terms import Description, Terms, settle
 from apfl.federate.usable import usable
+from apfl.federate.wire import sha256
 from apfl.maths.hits import bounded, bounded_weights
 
 __all__ = ["Coordinator", "Publication", "Receipt"]
@@ -53,6 +56,7 @@ class Coordinator:
             self._piloting = Piloting(self.ledger, self.draft, self._agreed("trial"))
             self._terms = self._agreed("terms")
             publishing.retire_damaged(self.ledger)
+            account.forget_departed(self.ledger)  # a server that was killed may have left them
             self._pool = None if self._terms is None else self._open_pool(self._terms)
         except BaseException:
             self.close()
@@ -308,13 +312,24 @@ class Coordinator:
         """
         return self._written_down(
             "statistics", data, sender,
-            lambda: self._counted(
-                intake.take_rejoin(self.ledger, self.pool, self.draft, self.terms, data, sender, former)
-            ),
+            lambda: self._rejoin(data, sender, former),
         )  # fmt: skip
 
+    def _rejoin(self, data: bytes, sender: str | None, former: bytes | None) -> Receipt:
+        self._check_account(data)
+        taken = intake.take_rejoin(self.ledger, self.pool, self.draft, self.terms, data, sender, former)
+        if self.draft.private:
+            account.forget_departed(self.ledger)
+        return self._counted(taken)
+
     def _accept(self, data: bytes, sender: str | None) -> Receipt:
+        self._check_account(data)
         return self._counted(intake.take_contribution(self.ledger, self.pool, self.draft, self.terms, data, sender))
+
+    def _check_account(self, data: bytes) -> None:
+        """Under epsilon: refuse a contribution that no release is left for."""
+        if self.terms.private and self.ledger.contribution(sha256(data)) is None:
+            check_room(self.ledger, self.terms)
 
     def _counted(self, receipt: Receipt) -> Receipt:
         """Fold in what was accepted if only sums are kept, unless it waits for its cohort."""
@@ -334,7 +349,15 @@ class Coordinator:
             return False
         n_pending = 0 if self._held_back() else len(self._pool.pending())
         enough = len(self._pool.members()) + n_pending >= self.terms.quorum
-        return enough and (n_pending > 0 or not self._is_published())
+        return enough and (n_pending > 0 or not self._is_published()) and self._affords(n_pending)
+
+    def _affords(self, n_pending: int) -> bool:
+        """Whether the account has room for the sum that would be published next."""
+        if not self.terms.private:
+            return True
+        folded = (True, False) if n_pending else (True,)
+        rows = [row for each in folded for row in self.ledger.contributions(folded=each)]
+        return room_for(self.ledger, self.terms, {row["client"]: row["sha256"] for row in rows})
 
     def _is_published(self) -> bool:
         """Whether the current publication is of the members there are now."""
@@ -402,9 +425,12 @@ class Coordinator:
 
     def metrics(self, data: bytes, sender: str | None = None) -> Receipt:
         """Take what a client chose to report about its model."""
-        return self._written_down(
-            "metrics", data, sender, lambda: intake.take_metrics(self.ledger, self.terms, data, sender)
-        )
+        return self._written_down("metrics", data, sender, lambda: self._measured(data, sender))
+
+    def _measured(self, data: bytes, sender: str | None) -> Receipt:
+        if self.terms.private:
+            raise InputError("an accuracy would tell of rows without noise; under epsilon none is taken")
+        return intake.take_metrics(self.ledger, self.terms, data, sender)
 
     def _written_down(self, what: str, data: bytes, sender: str | None, take: Callable[[], Receipt]) -> Receipt:
         """What becomes of a message of one client; under masks there is no such message."""
@@ -433,7 +459,16 @@ class Coordinator:
     def _leave(self, client: str, data: bytes | None, *, forget: bool) -> leaving.Evidence:
         if self.draft.masked:
             return masked_leaving.leave(self, client, forget=forget)
-        return leaving.leave(self, client, data, forget=forget)
+        evidence = leaving.leave(self, client, data, forget=forget)
+        return self._without_departed(evidence) if self.draft.private else evidence
+
+    def _without_departed(self, evidence: leaving.Evidence) -> leaving.Evidence:
+        """Under epsilon: noisy sums with the client go too; what its charges and the account say stays."""
+        account.forget_departed(self.ledger)
+        if not evidence.deleted or evidence.publication is not None or len(self.pool.members()) < self.terms.quorum:
+            return evidence
+        spent = "nothing is published any more: the account has no room for a release without it"
+        return replace(evidence, remains=(*evidence.remains, spent))
 
     def check_redraw(self) -> None:
         """Refuse to draw landmarks anew if they owe nothing to the members, or if only sums over sites are known."""
@@ -468,7 +503,8 @@ class Coordinator:
 
     def influence(self) -> dict[str, float]:
         """Each member's influence on the current publication, by name (`apfl.federate.influence`)."""
-        found = influence_of_members(self.ledger, self.pool, self.terms) if self.settled else {}
+        private = self.draft.private  # one member's influence would tell of its rows without noise
+        found = influence_of_members(self.ledger, self.pool, self.terms) if self.settled and not private else {}
         members = self.pool.members() if found else {}
         return {client: found[digest] for client, digest in members.items() if digest in found}
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.federate.landmarks import spread_encoding
+from apfl.federate.private.disclosure import lines_of
 from apfl.federate.terms import Terms
 from apfl.maths.integers import statistics_layout
 from apfl.maths.leaveout import ECHO
@@ -61,6 +62,8 @@ def select(train: Shard, class_names: Sequence[str], terms: Terms) -> Shard:
 
 def _shared(labels: Tensor, terms: Terms) -> Tensor:
     """Which rows the federation may have, bool (n,): classes of enough rows, and no more rows than the cap."""
+    if terms.private:  # all or none: if some were drawn, one row more would exchange others
+        return torch.full_like(labels, terms.row_limit is None or len(labels) <= terms.row_limit, dtype=torch.bool)
     shared = of_large_classes(torch.ones_like(labels, dtype=torch.bool), labels, terms)
     if terms.row_limit is None or int(shared.sum()) <= terms.row_limit:
         return shared
@@ -109,9 +112,12 @@ class WhatLeaves:
     smallest_sum: int = 0  # sites in a masked sum; 0: the server sees what this client sends
     public: str = ""  # the file that landmarks are drawn from, if the server has one
     pilot: int = 0  # normalisations that a pilot tries; 0: the terms state one, or it is chosen already
+    private: tuple[str, ...] = ()  # under epsilon: what leaves, in words
 
     def lines(self) -> list[str]:
         """In words, one statement a line."""
+        if self.private:
+            return [*self.private, *self._stays()]
         return self._masked_lines() if self.smallest_sum else self._plain_lines()
 
     def _masked_lines(self) -> list[str]:
@@ -279,6 +285,7 @@ def leaves_of(
         smallest_sum=terms.smallest_sum if terms.masked else 0,
         public=_public(terms),
         pilot=len(CANDIDATES) if terms.pilots else 0,
+        private=lines_of(terms, shared, n_features),
     )
 
 

@@ -17,8 +17,10 @@ from apfl.federate.landmarks import Landmarks, agreed_maps
 from apfl.federate.messages import Broadcast
 from apfl.federate.terms import Terms
 from apfl.maths.alone import Comparison, go_alone, own_way
+from apfl.maths.centred import CentredMap
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, LandmarkMap, spread
 from apfl.maths.leaveout import leaving
+from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import Normaliser, described, needs_moments, normaliser
 from apfl.maths.personalise import Plan, Rows, Setting, Shared, leave_out, refine, width_for
 from apfl.methods._streams import Map, draw_landmarks
@@ -71,11 +73,11 @@ def personal_model(
 
 
 def one_stream(
-    feature_map: Map, weights: Tensor, scaling: Normaliser, class_names: Sequence[str] | None
+    feature_map: Map | CentredMap, weights: Tensor, scaling: Normaliser, class_names: Sequence[str] | None
 ) -> DualStream | LandmarkModel:
     """A model of one map and its weights."""
-    if isinstance(feature_map, LandmarkMap):
-        return LandmarkModel(feature_map, feature_map.fold(weights), scaling, class_names)
+    if isinstance(feature_map, LandmarkMap | CentredMap):
+        return _folded(feature_map, weights, scaling, class_names, None)
     return DualStream(feature_map, weights, normaliser=scaling, class_names=class_names)
 
 
@@ -88,23 +90,41 @@ def _own_landmarks(terms: Terms, own: Normaliser, features: Tensor) -> LandmarkM
 
 
 def _two_streams(
-    rows: Rows, terms: Terms, maps: tuple[Map, Map], broadcast: Broadcast, setting: Setting, weight: float
+    rows: Rows,
+    terms: Terms,
+    maps: tuple[Map | CentredMap, Map | CentredMap],
+    broadcast: Broadcast,
+    setting: Setting,
+    weight: float,
 ) -> DualStream | LandmarkModel:
     own = refine(rows, _shared(broadcast), setting, terms.method.smoothing, weight)
     primary = broadcast.weights if weight == 1 else weight * broadcast.weights
     primary_map, refinement_map = maps
-    if isinstance(primary_map, LandmarkMap) or isinstance(refinement_map, LandmarkMap):  # then both are
-        assert isinstance(primary_map, LandmarkMap)
-        weights = primary_map.fold(primary + own.balance * own.refinement)
-        return LandmarkModel(primary_map, weights, terms.normaliser(), terms.class_names, prior=own.prior)
+    if not isinstance(primary_map, FeatureMap) or not isinstance(refinement_map, FeatureMap):  # one for both
+        assert not isinstance(primary_map, FeatureMap)
+        weights = primary + own.balance * own.refinement
+        return _folded(primary_map, weights, terms.normaliser(), terms.class_names, own.prior)
     return DualStream(
         primary_map, primary, refinement_map, own.refinement, own.balance, terms.normaliser(),
         terms.class_names, prior=own.prior,
     )  # fmt: skip
 
 
+def _folded(
+    mapped: LandmarkMap | CentredMap, weights: Tensor, scaling: Normaliser, class_names: Sequence[str] | None,
+    prior: Tensor | None,
+) -> LandmarkModel:  # fmt: skip
+    """A model of one matrix; what the centre adds to each score goes with the prior."""
+    if isinstance(mapped, LandmarkMap):
+        return LandmarkModel(mapped, mapped.fold(weights), scaling, class_names, prior=prior)
+    matrix, offset = mapped.fold(weights)
+    prior = offset if prior is None else offset + prior
+    return LandmarkModel(mapped.landmarks, matrix, scaling, class_names, prior=prior)
+
+
 def _mapped(rows: Shard, terms: Terms, landmarks: Landmarks | None, member: bool) -> Rows:
-    z = terms.normaliser()(rows.features)
+    features = rows.features.double() if terms.private else rows.features
+    z = terms.normaliser()(features)
     primary_map, refinement_map = agreed_maps(terms, rows.features, landmarks)
     phi = primary_map(z)
     psi = phi if refinement_map is primary_map else refinement_map(z)

@@ -18,12 +18,16 @@ from torch import Tensor
 from apfl.errors import InputError
 from apfl.federate.ledger import Ledger
 from apfl.federate.names import check_name
+from apfl.federate.private.agreement import encoding_of
+from apfl.federate.private.landmarks import centred_tensors, draw_centred, expected_centre, open_centred
 from apfl.federate.terms import Terms
 from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
 from apfl.maths.bits import Layout, Squeezed, packed_bytes
+from apfl.maths.centred import CentredMap
 from apfl.maths.dither import Uniform
 from apfl.maths.integers import Encoding, Rounding, spectral_bound
 from apfl.maths.landmarks import LandmarkMap, Spread, landmark_bits, no_spread
+from apfl.maths.noise import IntegerRows
 from apfl.maths.spread_encoding import SpreadEncoding
 from apfl.methods._streams import Map, draw_landmarks
 
@@ -55,18 +59,23 @@ class Landmarks:
 
     feature_map: LandmarkMap
     mean_squares: Tensor  # D (d,), float32
+    centred: CentredMap | None = None  # under epsilon: the map about its centre, which both streams use
 
-    def encoding(self, terms: Terms) -> Encoding:
+    def encoding(self, terms: Terms) -> Encoding | IntegerRows:
         """How statistics under these terms are integers."""
+        if terms.private:
+            return encoding_of(terms)
         assert terms.most_rows is not None
         rounding = Rounding.for_rows(terms.bits, terms.most_rows)
         return Encoding(rounding, self.mean_squares, terms.n_classes, self.feature_map.basis)
 
 
-def agreed_maps(terms: Terms, like: Tensor, landmarks: Landmarks | None) -> tuple[Map, Map]:
+def agreed_maps(terms: Terms, like: Tensor, landmarks: Landmarks | None) -> tuple[Map | CentredMap, Map | CentredMap]:
     """The primary and the refinement map."""
     if landmarks is None:
         return terms.maps(like)
+    if landmarks.centred is not None:
+        return landmarks.centred, landmarks.centred
     return landmarks.feature_map, landmarks.feature_map
 
 
@@ -179,7 +188,12 @@ def draw(outline: Terms, spreads: Iterable[np.ndarray], public: Spread | None = 
         for integers in spreads:
             summed += integers
         shared = encoding.decode(torch.from_numpy(summed))
-    drawn = Landmarks(*draw_landmarks(int(outline.method.d_primary), outline.seed, shared, torch.zeros(1, 1)))
+    d, seed = int(outline.method.d_primary), outline.seed
+    if outline.private:
+        about = draw_centred(d, seed, shared)
+        drawn = Landmarks(about.landmarks, torch.ones(about.width), about)
+    else:
+        drawn = Landmarks(*draw_landmarks(d, seed, shared, torch.zeros(1, 1)))
     data, fingerprint = seal_landmarks(outline.federation, drawn), drawn.feature_map.fingerprint
     settled = replace(
         outline, fingerprints=(fingerprint, fingerprint), n_landmarks=drawn.feature_map.width,
@@ -191,7 +205,9 @@ def draw(outline: Terms, spreads: Iterable[np.ndarray], public: Spread | None = 
 def seal_landmarks(federation: str, landmarks: Landmarks) -> bytes:
     """The landmarks as every site gets them."""
     feature_map = landmarks.feature_map
-    tensors = {"points": feature_map.packed(), "scale": feature_map.scale, "mean_squares": landmarks.mean_squares}
+    tensors = {"points": feature_map.packed(), "scale": feature_map.scale}
+    beside = landmarks.centred
+    tensors |= {"mean_squares": landmarks.mean_squares} if beside is None else centred_tensors(beside)
     return seal(KIND, {"federation": federation}, tensors)
 
 
@@ -204,12 +220,17 @@ def open_landmarks(data: bytes, terms: Terms) -> Landmarks:
         )
     d, n_in = terms.width, terms.n_in
     n_bytes = packed_bytes(d * n_in, landmark_bits(n_in))
-    shapes: Expected = {"points": (("U8",), (n_bytes,)), "scale": (("F32",), (n_in,)), "mean_squares": (("F32",), (d,))}
+    beside: Expected = expected_centre(d) if terms.private else {"mean_squares": (("F32",), (d,))}
+    shapes: Expected = {"points": (("U8",), (n_bytes,)), "scale": (("F32",), (n_in,)), **beside}
     _, tensors = unseal(KIND, data, lambda header: shapes)
-    for name in ("scale", "mean_squares"):
+    for name in ("scale",) if terms.private else ("scale", "mean_squares"):
         if not bool(((tensors[name] > 0) & torch.isfinite(tensors[name])).all()):
             raise InputError(f"landmarks whose {name} is not positive; get them again from the server")
-    found = Landmarks(LandmarkMap.unpacked(tensors["points"], tensors["scale"], d), tensors["mean_squares"])
+    feature_map = LandmarkMap.unpacked(tensors["points"], tensors["scale"], d)
+    if terms.private:
+        found = Landmarks(feature_map, torch.ones(d), open_centred(feature_map, tensors))
+    else:
+        found = Landmarks(feature_map, tensors["mean_squares"])
     if found.feature_map.fingerprint != (terms.fingerprints or ("",))[0]:
         raise InputError("landmarks that are not those of the terms; get them again from the server")
     return found

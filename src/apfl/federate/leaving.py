@@ -101,6 +101,8 @@ def _publish_without(coordinator: Coordinator) -> tuple[int | None, float | None
     if not coordinator.ready():
         return None, None
     number = coordinator.publish().number
+    if coordinator.terms.private:  # the equations without noise are nobody's to see
+        return number, None
     return number, _residual(coordinator.pool.running(), coordinator.terms)
 
 
@@ -136,7 +138,8 @@ def _remains(draft: Terms, agreed: Terms) -> tuple[str, ...]:
     """
     open_terms = {
         "the list of classes": draft.class_names is None,
-        "the width of the map, which followed the number of rows described": draft.method.d_primary == "auto",
+        "the width of the map, which followed the number of rows described": draft.method.d_primary == "auto"
+        and not draft.private,
         "the normalisation, which followed the moments described": draft.method.normalise == "auto"
         and agreed.pilot is None,
         "the normalisation, which followed the moments described and the left-out hits of the pilot": agreed.pilot
@@ -147,7 +150,8 @@ def _remains(draft: Terms, agreed: Terms) -> tuple[str, ...]:
         "the landmarks, drawn from sums of everyone's normalised rows": draft.landmarked
         and draft.method.landmarks == "federation"
         and agreed.settled,
-        "the step of the integers, which followed the numbers of rows described": draft.landmarked,
+        "the step of the integers, which followed the numbers of rows described": draft.landmarked
+        and not draft.private,
     }
     return tuple(what for what, was_open in open_terms.items() if was_open)
 

@@ -245,6 +245,7 @@ class Ledger:
         names = {row["blob"] for row in self._rows("SELECT blob FROM contributions WHERE blob IS NOT NULL")}
         names |= {row["blob"] for row in self._rows("SELECT blob FROM publications")}
         names |= {name for name, _ in self.cohort_sums().values()}
+        names |= {each["blob"] for each in json.loads(self.get("releases") or "[]") if each["blob"]}
         names |= {_pilot_file(what) for what in PILOT_FILES if self.get(f"pilot_{what}")}
         return names | {name for name in (self.get("sum"), self.get("landmarks"), self.get("public")) if name}
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from apfl.errors import InputError
 from apfl.federate.names import check_name
+from apfl.federate.private.account import Budget, check_told
 from apfl.federate.terms import MOST_CLASSES, Description, Terms, check_class_names
 from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
 from apfl.maths.normalise import Moments, needs_moments
@@ -142,11 +143,12 @@ class Broadcast:
     class_counts: Tensor  # (c,), float64
     leverage: Tensor | None  # its sketch (d, m)
     members: frozenset[str]  # content hashes of the contributions in it
+    account: Mapping[str, Any] | None = None  # under epsilon: what was released so far
 
 
 def seal_publication(
     terms: Terms, number: int, weights: Tensor, gamma: float, unit: float, counts: Tensor, leverage: Tensor | None,
-    members: Sequence[str],
+    members: Sequence[str], account: Mapping[str, Any] | None = None,
 ) -> bytes:  # fmt: skip
     """The primary stream with what clients need to refine it."""
     tensors = {**_columns("weights", weights, terms), "class_counts": counts}
@@ -156,6 +158,8 @@ def seal_publication(
         "federation": terms.federation, "terms": terms.digest, "number": number, "gamma": gamma, "unit": unit,
         "members": sorted(members),
     }  # fmt: skip
+    if account is not None:
+        header["account"] = dict(account)
     return seal("publication", header, tensors)
 
 
@@ -181,6 +185,7 @@ def open_publication(data: bytes, terms: Terms) -> Broadcast:
     return Broadcast(
         count(header, "number"), _published("weights", tensors), positive(header, "gamma"),
         positive(header, "unit"), int(counts.sum()), counts, leverage, frozenset(members),
+        check_told(header.get("account"), Budget.of(terms)) if terms.private else None,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from apfl.federate.blobs import FolderError
 from apfl.federate.ledger import Ledger, Row
 from apfl.federate.messages import seal_publication
 from apfl.federate.pool import Pool
+from apfl.federate.private.publishing import noisy_primary, noisy_sum
 from apfl.federate.terms import Terms
 from apfl.federate.wire import sha256
 from apfl.maths.personalise import solve_primary
@@ -61,14 +62,20 @@ def publish(ledger: Ledger, pool: Pool, terms: Terms) -> Publication:
     members, current = pool.members(), ledger.current()
     if current is not None and ledger.members(current["number"]) == members:
         return load(ledger, current)
-    stats = pool.running().statistics()
-    primary = solve_primary(stats, terms.method.gamma)
+    account = None
+    if terms.private:
+        noisy = noisy_sum(ledger, pool, terms)
+        primary, account = noisy_primary(noisy, terms), noisy.account
+    else:
+        primary = solve_primary(pool.running().statistics(), terms.method.gamma)
+    stats = primary.stats
     shared = primary.with_leverage(terms.method.sketch, terms.seed) if terms.wants_leverage else primary.shared
     unit = primary.unit(terms.refinement_width)
     number = ledger.last_number() + 1
     data = seal_publication(
-        terms, number, primary.weights, primary.gamma, unit, stats.class_counts, shared.sketch, list(members.values())
-    )
+        terms, number, primary.weights, primary.gamma, unit, stats.class_counts, shared.sketch, list(members.values()),
+        account,
+    )  # fmt: skip
     blob = f"publication-{number}.safetensors"
     ledger.blobs.put(blob, data)
     with ledger.transaction():

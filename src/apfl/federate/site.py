@@ -27,7 +27,7 @@ from apfl.data.federation import Shard
 from apfl.data.fitted_features import about_features
 from apfl.data.protocol import Protocol, halving, sharding
 from apfl.errors import InputError
-from apfl.federate.contribution import Repeats, encode, encode_integers
+from apfl.federate.contribution import Repeats, encode, encode_integers, encode_private
 from apfl.federate.disclosure import WhatLeaves, names_under, of_large_classes, select, what_leaves, without_classes
 from apfl.federate.fitting import Fitted, left_out_hits, personal_model
 from apfl.federate.landmarks import Landmarks, agreed_maps, open_landmarks, seal_spread
@@ -36,16 +36,20 @@ from apfl.federate.messages import Broadcast, open_choice, open_publication, sea
 from apfl.federate.names import check_name
 from apfl.federate.pilot import Primaries, Question, open_primaries, open_question, open_statistics, seal_statistics
 from apfl.federate.pilot import seal_table as seal_pilot_table
+from apfl.federate.private.agreement import encoding_of
+from apfl.federate.private.shares import OwnAccount, noisy_vector
 from apfl.federate.remember import difference, remembered
+from apfl.federate.secure.roster import Roster
 from apfl.federate.terms import Description, Terms
 from apfl.federate.wire import sha256
 from apfl.files import make_private, replacing
 from apfl.maths.alone import Comparison
+from apfl.maths.centred import within
 from apfl.maths.dither import Uniform, dither
 from apfl.maths.landmarks import Spread, spread
 from apfl.maths.leaveout import echo, leaving
 from apfl.maths.normalise import described, needs_moments
-from apfl.maths.personalise import Plan, plan_of
+from apfl.maths.personalise import Plan, plan_of, rule_of
 from apfl.maths.pilot import CANDIDATES, Described, describe, fits, pilot_rows
 from apfl.models.file import Container, load_model, read, write
 from apfl.models.undecided import in_words, undecided
@@ -214,7 +218,7 @@ class Site:
 
     def own_statistics(self, terms: Terms, *, again: bool = False) -> bytes:
         """The contribution as a message; under masks it stays here, and its integers go into a sum."""
-        sent, agreement = self._sent(terms), terms.to_json().encode()
+        sent = self._sent(terms)
         if not again:
             for digest, told in sent.items():
                 if told["terms"] != self._under(terms) or "masked" in told:
@@ -224,16 +228,23 @@ class Site:
         data = self._encoded(terms, secrets.token_hex(8) if again else "")
         digest = sha256(data)
         self.write(terms, f"sent-{digest}.safetensors", data)
+        self._note_sent(terms, digest)
+        return data
+
+    def _note_sent(self, terms: Terms, digest: str) -> None:
+        """Remember of which rows, and under which terms, this was made."""
+        sent = self._sent(terms)
         sent[digest] = {
             "data": self._fingerprint, "terms": self._under(terms), "order": len(sent),
             **self._remembered(terms),
         }  # fmt: skip
-        self.write(terms, "settled.json", agreement)
+        self.write(terms, "settled.json", terms.to_json().encode())
         self.write(terms, "sent.json", json.dumps(sent, sort_keys=True).encode())
-        return data
 
     def _encoded(self, terms: Terms, nonce: str) -> bytes:
         """The statistics of the rows that are contributed, as they travel."""
+        if terms.private:
+            return encode_private(self.own_vector(terms), terms, self.name, nonce or secrets.token_hex(16))
         rows, landmarks = self._contributed(terms), self.agreed_landmarks(terms)
         phi = agreed_maps(terms, rows.features, landmarks)[0](terms.normaliser()(rows.features))
         copies = leaving(rows.features, rows.labels, None).copies
@@ -248,6 +259,37 @@ class Site:
                 "agreed range of the integers: some rows are unlike those that the landmarks were drawn from"
             )
         return data
+
+    def own_vector(self, terms: Terms) -> Tensor:
+        """Under epsilon: the sums of the rows as integers, each row brought back to length 1; no noise yet."""
+        rows, landmarks = self._contributed(terms), self.agreed_landmarks(terms)
+        mapped = agreed_maps(terms, rows.features, landmarks)[0]
+        phi = within(mapped(terms.normaliser()(rows.features.double())))
+        vector, cut = encoding_of(terms).encode(phi, rows.labels)
+        if cut:
+            raise InputError(
+                f"{cut} sums of {self.name} are beyond the agreed range of the integers: its rows are too many that "
+                "are too much alike. Take part with fewer of them"
+            )
+        return vector
+
+    def noisy_vector(self, terms: Terms, roster: Roster) -> np.ndarray:
+        """Under epsilon and masks: these sums with this client's share of the noise; made once for a roster.
+
+        The terms of the first time stay: under others the account would have another budget.
+        """
+        if not (self.home(terms) / "draft.json").is_file():
+            self.write(terms, "draft.json", terms.to_json().encode())
+        path = self.home(terms) / f"noisy-{roster.fingerprint[:32]}.bin"
+        vector, made = noisy_vector(path, terms, roster, lambda: self.own_vector(terms))
+        if made is not None:
+            self.write(terms, path.name, made)
+            self._note_sent(terms, sha256(made))
+        return vector
+
+    def account(self, terms: Terms) -> OwnAccount:
+        """Under epsilon and masks: what this client has helped to release."""
+        return OwnAccount(self.home(terms), terms, lambda name, data: self.write(terms, name, data))
 
     def changes(self) -> dict[str, str]:
         """Federation -> how the rows differ from those that were last contributed to it."""
@@ -401,6 +443,8 @@ class Site:
         fitted = personal_model(self._usable(terms), terms, landmarks, broadcast, member, plan, scaling)
         container = fitted.model.container()
         container.settings.update(publication=broadcast.number, about=self.about, **_account(fitted))
+        if broadcast.account is not None:
+            container.settings.update(privacy=dict(broadcast.account))
         if fitted.alone:
             log.warning(_warning(fitted.comparison, broadcast.number))
         elif fitted.weight != plan.weight:
@@ -431,6 +475,8 @@ class Site:
         """`evaluate` as a message, for a client that chooses to report it."""
         told = self.evaluate(agreement)
         terms = self._in_the_clear(Terms.from_json(agreement))
+        if terms.private:
+            raise InputError("an accuracy would tell of rows without noise; under epsilon none is reported")
         return seal_metrics(terms, self.name, told["publication"], told["accuracy"], told["n_test"])
 
     def predict(self, agreement: bytes, features: Tensor) -> list[str | None]:
@@ -473,6 +519,12 @@ class Site:
         return rows
 
     def _nothing_to_contribute(self, terms: Terms) -> InputError:
+        if terms.private:
+            return InputError(
+                f"{self.name} has no rows of the agreed classes, or more than {terms.max_rows}. Under epsilon a site "
+                "contributes all its rows or none: if some were drawn, one row more would exchange others. Take part "
+                "with fewer rows"
+            )
         withheld = ", or is held by too few sites" if self._counts(terms) is not None else ""
         return InputError(
             f"nothing to contribute: every class of {self.name} has fewer than {terms.min_per_class} rows{withheld}"
@@ -500,9 +552,9 @@ class Site:
         """beta, balance, tau and the weight on the primary: agreed, or chosen by everyone's tables or the client's."""
         if not terms.choice.open:
             return terms.fixed_plan(broadcast.unit)
-        if terms.method.scope == "client":
-            tables = terms.by_weight(self._left_out_hits(terms, broadcast))
-            return plan_of(tables, terms.grid(broadcast.unit), len(self._usable(terms)))
+        if terms.choice.scope == "client":
+            tables, rule = terms.by_weight(self._left_out_hits(terms, broadcast)), rule_of(terms.choice.cautious)
+            return plan_of(tables, terms.grid(broadcast.unit), len(self._usable(terms)), choice=rule)
         if choice is None:
             raise InputError("these terms choose beta, balance and tau from everyone's tables: give the choice too")
         chosen = open_choice(choice, terms)

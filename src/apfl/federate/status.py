@@ -12,6 +12,7 @@ from typing import Any
 
 from apfl.errors import InputError, printable
 from apfl.federate.ledger import Ledger, Row
+from apfl.federate.private.account import releases, told
 from apfl.federate.wire import sha256
 
 __all__ = ["nothing_published", "status", "status_of", "summary"]
@@ -63,6 +64,7 @@ def _status(ledger: Ledger) -> dict[str, Any]:
         "n_refusals": n_refusals,
         "pilot": json.loads(ledger.get("pilot") or "null"),
         "masked": _masked(ledger, terms, current),
+        "privacy": _privacy(ledger, terms),
         "events": ledger.events(N_RECENT),
     }
 
@@ -75,6 +77,14 @@ def _masked(ledger: Ledger, terms: dict[str, Any], current: int | None) -> dict[
     sums = list(kept.get("sums", {}).values()) if kept.get("publication") == current else []
     right, n_test, reports = (sum(each[i] for each in sums) for i in range(3))
     return {"accuracy": right / n_test if n_test else None, "n_test": n_test, "reports": reports}
+
+
+def _privacy(ledger: Ledger, terms: dict[str, Any]) -> dict[str, Any] | None:
+    """Under epsilon, the account; None without."""
+    method = terms["method"]
+    if method.get("epsilon", "none") == "none":
+        return None
+    return told(releases(ledger), method, terms["releases"])
 
 
 def _terms(text: str | None) -> dict[str, Any]:
@@ -90,7 +100,8 @@ def _wants_tables(terms: dict[str, Any]) -> bool:
     """`Terms.wants_tables`."""
     method = terms["method"]
     chosen = (method[name] for name in ("beta", "balance", "tau"))
-    return "auto" in (*chosen, method.get("weight")) and method["scope"] != "client"
+    alone = method["scope"] == "client" or method.get("epsilon", "none") != "none"
+    return "auto" in (*chosen, method.get("weight")) and not alone
 
 
 def _client(ledger: Ledger, row: Row, influence: dict[str, float], moments: int) -> dict[str, Any]:
@@ -138,6 +149,8 @@ def summary(folder: str | Path) -> dict[str, Any]:
         "rows": current["n"], "gamma": current["gamma"], "width": state["terms"]["method"]["d_primary"],
         "classes": state["terms"]["class_names"], "sha256": current["sha256"],
     }  # fmt: skip
+    if state["privacy"]:
+        values |= {"epsilon_spent": state["privacy"]["epsilon"], "delta": state["privacy"]["delta"]}
     if reported:
         values["accuracy"] = [f"{name} {value:.4f}" for name, value in sorted(reported.items())]
         values["accuracy_client_mean"] = sum(reported.values()) / len(reported)

@@ -22,6 +22,7 @@ from torch import Tensor
 from apfl.errors import InputError
 from apfl.maths.integers import Encoding
 from apfl.maths.leaveout import ECHO
+from apfl.maths.noise import IntegerRows
 from apfl.maths.ridge import Statistics
 from apfl.maths.wire import pack, unpack
 
@@ -198,17 +199,17 @@ class IntegerSum:
     An entry has 32 bits at most, so a billion of them fit.
     """
 
-    encoding: Encoding
+    encoding: Encoding | IntegerRows
     vector: np.ndarray  # (size of the layout,), int64
 
     @staticmethod
-    def zero(encoding: Encoding) -> IntegerSum:
+    def zero(encoding: Encoding | IntegerRows) -> IntegerSum:
         """The sum of nothing."""
         return IntegerSum(encoding, np.zeros(encoding.layout.size, np.int64))
 
     @property
     def n_samples(self) -> int:
-        return int(self.vector[self.encoding.layout.places["class_counts"]].sum())
+        return int(self.vector[self.encoding.layout.places["class_counts"]].sum()) // self.encoding.count_unit
 
     def add(self, integers: np.ndarray, sign: int = 1) -> None:
         """Add a client's integers, or with ``sign`` -1 take them away again."""
@@ -238,7 +239,7 @@ class IntegerSum:
         return {"integers": torch.from_numpy(self.vector)}
 
     @staticmethod
-    def from_tensors(tensors: Mapping[str, Tensor], encoding: Encoding) -> IntegerSum:
+    def from_tensors(tensors: Mapping[str, Tensor], encoding: Encoding | IntegerRows) -> IntegerSum:
         """The sum back from data."""
         return IntegerSum(encoding, tensors["integers"].numpy())
 

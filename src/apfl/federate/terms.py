@@ -26,6 +26,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from apfl.errors import InputError, printable, unknown
 from apfl.federate.names import check_name
+from apfl.federate.private.agreement import check_terms, outlined
 from apfl.federate.wire import sha256
 from apfl.maths.hits import Grid
 from apfl.maths.integers import OF_ONE_LENGTH, ROOM
@@ -64,11 +65,12 @@ FEWEST_IN_SUM = 3  # sites of a masked sum, unless min_cohort is larger: of two,
 # ImageNet's; whoever has more states them in the terms.
 MOST_CLASSES = 10_000
 LATER = ("max_rows", "max_share", "most_rows", "spread", "n_landmarks", "landmarks_sha256", "masked", "pilot",
-         "public_sha256", "public_rows")  # fmt: skip
+         "public_sha256", "public_rows", "releases", "sigma")  # fmt: skip
 LATER_SETTINGS = {  # what terms without them mean
     "map": "random", "landmarks": "federation", "bits": 0, "weight": 1.0,
     "epsilon": "none", "delta": 1e-5, "noise": "central", "colluders": 0,
 }  # fmt: skip
+OF_NOISE = ("delta", "noise", "colluders", "releases")
 MOST_WEIGHTS = 2**27  # width times classes: 1 GiB in an upload, in a publication, in a model
 
 
@@ -104,6 +106,8 @@ class Terms:
     public_sha256: str | None = None  # of the file of public features that landmarks are drawn from, if they are
     public_rows: AtLeastOne | None = None  # of that file
     masked: bool = False  # whether the server only ever sees sums over sites; then it keeps no contributions either
+    releases: AtLeastOne = 1  # under epsilon: noisy sums that the budget is for; one for each join, leave, late cohort
+    sigma: Annotated[float, Field(gt=0)] | None = None  # under epsilon: noise of an entry of a sum, once outlined
 
     def __post_init__(self) -> None:
         check_name("federation", self.federation)
@@ -112,9 +116,13 @@ class Terms:
                 "terms with sketch=0 given: it would send every client the factor of the summed system, from which "
                 "two members read each other's statistics. Use 1 or more columns (default 128)"
             )
-        self._check_within_one_process()
         if self.landmarked:
             self._check_landmarked()
+        if self.private:
+            if self.masked:  # the server sees no sum that it could add noise to
+                object.__setattr__(self, "method", replace(self.method, noise="shares"))
+            check_terms(self)
+            object.__setattr__(self, "min_per_class", 1)  # one row more must not bring a whole class with it
         if self.masked:
             self._check_masked()
             object.__setattr__(self, "keep_contributions", False)
@@ -122,15 +130,6 @@ class Terms:
         check_class_names(names or ())
         if names is not None and (len(set(names)) < len(names) or len(names) < 2):
             raise InputError(f"class names {list(names)[:8]} given; there must be at least two, and all must differ")
-
-    def _check_within_one_process(self) -> None:
-        """Refuse settings of the method that no messages carry yet."""
-        method = self.method
-        if method.private:
-            raise InputError(
-                f"terms with epsilon={method.epsilon} given: noise works within one process so far, and sites would "
-                "send sums without it. Leave the setting out"
-            )
 
     def _check_landmarked(self) -> None:
         method = self.method
@@ -175,6 +174,11 @@ class Terms:
     def smallest_sum(self) -> int:
         """The fewest sites in a masked sum."""
         return max(self.min_cohort, FEWEST_IN_SUM)
+
+    @property
+    def private(self) -> bool:
+        """Whether nothing but noisy sums is released, and that accounted (`apfl.federate.private`)."""
+        return self.method.private
 
     @property
     def landmarked(self) -> bool:
@@ -238,7 +242,7 @@ class Terms:
     @property
     def wants_tables(self) -> bool:
         """Whether clients send tables of left-out hits."""
-        return self.choice.open and self.method.scope != "client"
+        return self.choice.open and self.choice.scope != "client"
 
     @property
     def wants_leverage(self) -> bool:
@@ -330,9 +334,11 @@ class Terms:
 
         Without what came later and is not set: terms of before there was such a thing keep their digest.
         """
-        unset = {name: getattr(Terms, name) for name in LATER}
+        stated = OF_NOISE if self.private else ()  # whoever reads the terms must find them there
+        unset = {name: getattr(Terms, name) for name in LATER if name not in stated}
         values = {name: value for name, value in asdict(self).items() if name not in unset or value != unset[name]}
-        values["method"] = {key: value for key, value in values["method"].items() if LATER_SETTINGS.get(key) != value}
+        later = {key: value for key, value in LATER_SETTINGS.items() if key not in stated}
+        values["method"] = {key: value for key, value in values["method"].items() if later.get(key) != value}
         return json.dumps(values, sort_keys=True, allow_nan=False)
 
     @staticmethod
@@ -412,6 +418,8 @@ def settle(draft: Terms, described: Sequence[Description], how: str | None = Non
     ``how`` is the normalisation that a pilot chose. With landmarks it is an outline: they are still to be drawn.
     """
     base, counted = _common(draft, described)
+    if draft.private:
+        return outlined(base)
     how, n_features = how or draft.method.normalise, base.n_features or 0
     d_primary, d_refinement = draft.method.widths(sum(counted), n_features)
     check_weights(d_primary, base.n_classes)

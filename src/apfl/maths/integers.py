@@ -132,6 +132,11 @@ class Encoding:
     n_classes: int
     basis: Turning | None = None  # R; none: T = Phi
 
+    @property
+    def count_unit(self) -> int:
+        """Integers for one row among the class counts."""
+        return 1
+
     @cached_property
     def layout(self) -> Layout:
         """What stands where: the entries of T'T below its diagonal (`_blocks`), the diagonal, T'Y row by row."""

@@ -25,6 +25,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ __all__ = [
     "FEWEST_BITS",
     "SENSITIVITY",
     "IntegerRows",
+    "Source",
+    "accounted",
     "discrete_gaussian",
     "gamma_for",
     "of_length_one",
@@ -51,7 +54,17 @@ RANGE_BITS = 12  # an entry of a client's vector may be that of 2^11 rows which 
 _BLOCK = 2**20
 
 
-def discrete_gaussian(sigma: float, size: int, rng: np.random.Generator) -> np.ndarray:
+class Source(Protocol):
+    """Where noise comes from: a generator of numpy, or the system's entropy between machines."""
+
+    def random(self, size: int) -> Any:
+        """Uniform numbers in [0, 1)."""
+
+    def geometric(self, p: float, size: int) -> Any:
+        """How many trials the first success takes, each succeeding with probability p."""
+
+
+def discrete_gaussian(sigma: float, size: int, rng: Source) -> np.ndarray:
     """Independent integers x with P(x) proportional to exp(-x^2 / (2 sigma^2)), int64.
 
     Canonne, Kamath and Steinke (2020), Algorithm 3: a discrete Laplace variable, the difference of two geometric ones,
@@ -139,7 +152,12 @@ class IntegerRows:
         within = exact.clamp(-most, most)
         return within, int((within != exact).sum())
 
-    def noise(self, sigma: float, rng: np.random.Generator) -> Tensor:
+    @property
+    def count_unit(self) -> int:
+        """Integers for one row among the class counts."""
+        return int(2**self.f)
+
+    def noise(self, sigma: float, rng: Source) -> Tensor:
         """A vector of noise, int64."""
         sizes = self.sizes(sigma)
         parts = [discrete_gaussian(sizes[part.name], part.size, rng) for part in self.layout.parts]
@@ -178,6 +196,13 @@ def of_length_one(stats: Statistics) -> Statistics:
     """The statistics in a unit in which rows have the mean squared length 1, as the map gives them without noise."""
     size = float(stats.autocorrelation.diagonal().sum()) / stats.n_samples
     return replace(stats, autocorrelation=stats.autocorrelation / size) if size > 0 else stats
+
+
+def accounted(encoding: IntegerRows, sigma: float, honest: int = 1) -> float:
+    """The noise multiplier of a sum with noise of this size, which comes in the shares of so many honest clients."""
+    share = sigma / math.sqrt(honest)
+    excess = sums_excess(min(encoding.sizes(share).values()), honest) * math.sqrt(encoding.layout.size)
+    return 1 / (SENSITIVITY / sigma + excess)
 
 
 def gamma_for(sigma: float, width: int) -> float:

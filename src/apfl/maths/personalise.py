@@ -59,6 +59,7 @@ __all__ = [
     "plan_of",
     "refine",
     "refine_all",
+    "rule_of",
     "solve_primary",
     "width_for",
 ]
@@ -389,7 +390,7 @@ def _plans(left_out: Sequence[LeftOutHits], n_clients: int, tried: Grid, choice:
 def _plan(left_out: Sequence[LeftOutHits], tried: Grid, cautious: bool = False) -> Plan:
     """From the sums of these clients' tables."""
     n_rows, n_distinct = sum(own.n_rows for own in left_out), sum(own.n_rows - own.n_copies for own in left_out)
-    return plan_of(_summed(left_out), tried, n_rows, n_distinct, _unless_clear if cautious else choose)
+    return plan_of(_summed(left_out), tried, n_rows, n_distinct, rule_of(cautious))
 
 
 def plan_of(
@@ -405,6 +406,11 @@ def plan_of(
         {w: best_of(table)[1] for w, table in tables.items()}, n_rows if n_distinct is None else n_distinct, usual
     )
     return Plan({w: choice(table, tried, n_rows) for w, table in tables.items()}, best)
+
+
+def rule_of(cautious: bool) -> Callable[[Tensor, Grid, int], Setting]:
+    """How a table chooses; a ``cautious`` client leaves the usual setting for clear gains only."""
+    return _unless_clear if cautious else choose
 
 
 def _unless_clear(table: Tensor, tried: Grid, n_rows: int) -> Setting:

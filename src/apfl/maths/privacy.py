@@ -9,12 +9,13 @@ continuous one alone would ask for 6 to 8 % less noise, and is not proven for in
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from apfl.errors import InputError, optional
 
-__all__ = ["epsilon_spent", "most_advantage", "noise_multiplier"]
+__all__ = ["epsilon_of", "epsilon_spent", "most_advantage", "noise_multiplier"]
 
 LEAST, MOST = 1e-2, 1e4  # noise multipliers between which the right one is looked for
 ORDERS = tuple(1 + 10 ** (step / 50) for step in range(-50, 200))  # of Renyi's divergence: 1.1 to 9,000
@@ -39,9 +40,18 @@ def noise_multiplier(epsilon: float, delta: float, releases: int = 1) -> float:
 
 def epsilon_spent(multiplier: float, delta: float, releases: int = 1) -> float:
     """The epsilon that so many releases with this noise amount to."""
+    return epsilon_of([multiplier] * releases, delta)
+
+
+def epsilon_of(multipliers: Sequence[float], delta: float) -> float:
+    """The epsilon of these releases, each with fresh noise of its own size, for rows that are in all of them.
+
+    A release may be chosen with the results of those before it in view: Renyi's bounds add up all the same.
+    """
     dp, rdp = _accounting()
     accountant = rdp.RdpAccountant(ORDERS)
-    accountant.compose(_event(dp, multiplier, releases))
+    for multiplier in multipliers:
+        accountant.compose(dp.GaussianDpEvent(multiplier))
     return float(accountant.get_epsilon(delta))
 
 

@@ -18,7 +18,7 @@ from apfl.errors import InputError
 from apfl.maths.centred import centred, within
 from apfl.maths.landmarks import SYNTHETIC, draw_points, landmark_map
 from apfl.maths.machine import check_width, over_clients
-from apfl.maths.noise import FEWEST_BITS, SENSITIVITY, IntegerRows, gamma_for, positive, sums_excess
+from apfl.maths.noise import FEWEST_BITS, SENSITIVITY, IntegerRows, accounted, gamma_for, positive
 from apfl.maths.normalise import Normaliser, check_features, described, needs_moments, normaliser
 from apfl.maths.privacy import epsilon_spent, noise_multiplier
 from apfl.maths.wire import Traffic, landmarks_bytes
@@ -126,8 +126,7 @@ def _noisy_sum(
         cut += outside
     for k in range(shares):
         summed += encoding.noise(share, _generator(seed, k))
-    excess = sums_excess(min(encoding.sizes(share).values()), honest) * math.sqrt(encoding.layout.size)
-    spent = epsilon_spent(1 / (SENSITIVITY / asked.sigma + excess), asked.delta)
+    spent = epsilon_spent(accounted(encoding, asked.sigma, honest), asked.delta)
     account = {
         "epsilon_spent": spent, "delta": asked.delta, "noise_sigma": share * math.sqrt(shares),
         "noise_mechanism": _mechanism(shares, honest), "released": "Phi'Phi, Phi'Y and class counts, once",

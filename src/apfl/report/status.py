@@ -31,6 +31,8 @@ def status_view(status: Mapping[str, Any], expected: Sequence[str] = (), lines: 
         parts.append(Text(_landmarks(status["terms"])))
     if status.get("masked"):
         parts.append(Text(_masked(status["masked"])))
+    if status.get("privacy"):
+        parts.append(Text(_privacy(status["privacy"])))
     if status.get("admitted"):
         admitted = "   ".join(f"{name} {key or '(key not known yet)'}" for name, key in status["admitted"].items())
         parts.append(Text(f"admitted by key: {admitted}"))
@@ -102,6 +104,14 @@ def _masked(known: Mapping[str, Any]) -> str:
     if known["accuracy"] is None:
         return told
     return f"{told}; accuracy of {known['reports']} sites together {known['accuracy']:.4f} on {known['n_test']:,} rows"
+
+
+def _privacy(account: Mapping[str, Any]) -> str:
+    """What was released, and what may be."""
+    return (
+        f"epsilon {account['epsilon']:.4g} of {account['allowed']:g} spent with delta {account['delta']:g}, one row "
+        f"the unit; {account['releases']} of {account['planned']} releases, noise {account['noise']}"
+    )
 
 
 def _row(row: Mapping[str, Any], current: int | None) -> list[str]:

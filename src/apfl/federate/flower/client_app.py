@@ -62,7 +62,7 @@ class Limits:
         """Refuse terms under which more would leave than the site agreed to."""
         terms = Terms.from_json(given)
         self.check_masks(terms)
-        if terms.min_per_class < self.min_per_class:
+        if terms.min_per_class < self.min_per_class and not terms.private:  # noise covers small classes too
             raise InputError(
                 f"the federation shares classes from {terms.min_per_class} rows on; this site agreed to "
                 f"{self.min_per_class} or more (--min-per-class)"
@@ -167,12 +167,12 @@ def _refine(site: Site, limits: Limits, given: Payloads) -> Answer:
     path = site.refine(given["terms"], _kept_publication(site, given), given["choice"])
     terms = Terms.from_json(given["terms"])
     _say(f"fitted its model to publication {site.publication(terms)} of {terms.federation}: {path}")
-    reports = limits.report and site.test is not None and not terms.masked  # under masks in a sum, if asked
+    reports = limits.report and site.test is not None and not (terms.masked or terms.private)  # under masks in a sum
     return {}, {"metrics": site.metrics(given["terms"])} if reports else {}
 
 
 def _evaluate(site: Site, limits: Limits, given: Payloads) -> Answer:
-    if not limits.report or site.test is None:
+    if not limits.report or site.test is None or Terms.from_json(given["terms"]).private:
         return {"declined": "this site does not report metrics"}, {}
     return {}, {"metrics": site.metrics(given["terms"])}
 

@@ -80,7 +80,7 @@ class MaskedConversation:
             return False
         self._sum_up()
         self._refine()
-        if self.policy.evaluate:
+        if self.policy.evaluate and not self.coordinator.draft.private:
             self._measure()
         return True
 
@@ -104,6 +104,7 @@ class MaskedConversation:
         told = {"sum": purpose.what, "number": purpose.number}
         self.events("masking", **told, roster=cohort.roster.fingerprint, length=aggregator.round_.length)
         for phase in PHASES:
+            cohort.enter(phase, round_)
             asked = {name: self._payloads(cohort, purpose, phase, name, data) for name, data in questions.items()}
             self._ask(asked, "train.masked", f"{purpose.what} {phase}", lambda n, a: aggregator.receive(n, _answer(a)))
             questions = aggregator.close()

@@ -59,6 +59,7 @@ class MaskedFederation:
         round_ = self.cohort.begin(purpose)
         questions = round_.aggregator.questions()
         for phase in PHASES:
+            self.cohort.enter(phase, round_)
             for name in sorted(questions):
                 if name in self.masked and self.answers(purpose.what, phase, name):
                     self._ask(purpose, phase, name, questions[name], round_.aggregator.receive)

@@ -69,13 +69,13 @@ def _take_out(
 def _remains(coordinator: Coordinator, token: str | None) -> tuple[str, ...]:
     """What stays of the client."""
     remains = []
-    if coordinator.agreed.most_rows is not None:
+    if coordinator.agreed.most_rows is not None and not coordinator.draft.private:
         remains.append("the width of the map and the step of the integers, if they followed the rows counted")
     if coordinator.agreed.mean is not None or coordinator.agreed.pilot is not None:
         remains.append("the normalisation, which followed sums of everyone's moments")
     if coordinator.settled and coordinator.draft.method.landmarks == "federation":
         remains.append("the landmarks, drawn from sums of everyone's normalised rows")
-    if token is not None:
+    if token is not None and not coordinator.draft.private:  # fresh noise hides the difference
         remains.append(
             "whoever kept the former sum learns this site's part from the difference, if all others send the same again"
         )

@@ -14,6 +14,7 @@ from apfl.errors import InputError, printable
 from apfl.federate.landmarks import Landmarks, spread_encoding
 from apfl.federate.masked.counts import Counts, counts_layout
 from apfl.federate.masked.pilot import Trial, moments_encoding
+from apfl.federate.private.shares import noisy_layout
 from apfl.federate.secure import Roster, Round
 from apfl.federate.secure.digits import Digits
 from apfl.federate.terms import Terms
@@ -80,6 +81,8 @@ def round_of(
     trial: Trial | None = None,
 ) -> tuple[Round, Digits]:  # fmt: skip
     """The round with this number, and how vectors are digits in it; sites and server make it in the same way."""
-    digits = Digits(purpose.layout(terms, landmarks, counts, trial), len(roster))
+    noisy = terms.private and purpose.what == "statistics" and landmarks is not None
+    layout = noisy_layout(terms, roster) if noisy else purpose.layout(terms, landmarks, counts, trial)
+    digits = Digits(layout, len(roster))
     text = purpose.text(terms, counts, trial)
     return Round(terms.federation, roster.fingerprint, number, text, digits.length, digits.sum_bits), digits

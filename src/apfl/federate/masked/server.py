@@ -20,8 +20,11 @@ from apfl.federate.masked.purposes import Purpose, round_of
 from apfl.federate.masked.site import token
 from apfl.federate.masked.tables import cohorts, summed, write_rosters, write_summed
 from apfl.federate.plausible import check_integers
+from apfl.federate.private.agreement import outlined
+from apfl.federate.private.publishing import charge_roster
 from apfl.federate.secure import Aggregator, Roster
 from apfl.federate.secure.digits import Digits
+from apfl.maths.integers import Encoding
 
 __all__ = ["Cohort", "MaskedRound"]
 
@@ -82,6 +85,8 @@ class Cohort:
     def owed(self) -> Purpose | None:
         """The next sum that the ledger lacks; None if the publication is next, or nothing."""
         coordinator = self.coordinator
+        if coordinator.draft.private:
+            return self._owed_under_noise()
         if self.counts is None:
             return Purpose("count")
         self._go_on(self.counts)
@@ -101,6 +106,15 @@ class Cohort:
         done = self.roster.fingerprint in tables
         return Purpose("table", current["number"]) if inside and not done else None
 
+    def _owed_under_noise(self) -> Purpose | None:
+        """No sum but that of the statistics: nothing is counted, and terms follow from no one's rows."""
+        coordinator = self.coordinator
+        if coordinator.agreed == coordinator.draft:
+            coordinator.outline_from(outlined(coordinator.draft))
+        if coordinator.agreed.outlined:
+            coordinator.settle_from([])
+        return None if self.members else Purpose("statistics")
+
     def _go_on(self, counts: Counts) -> None:
         """Fix what follows from sums that are here."""
         coordinator = self.coordinator
@@ -119,6 +133,16 @@ class Cohort:
         terms, trial = coordinator.agreed, self.trial(purpose)
         round_, digits = round_of(purpose, self._next_number(), self.roster, terms, counts, landmarks, trial)
         return MaskedRound(purpose, digits, Aggregator(self.roster, round_, terms.smallest_sum))
+
+    def enter(self, phase: str, done: MaskedRound) -> None:
+        """Before anyone is asked in a phase: under epsilon the sum is charged before it is unmasked.
+
+        A roster that could only be refused then is refused at once.
+        """
+        terms = self.coordinator.agreed
+        if terms.private and phase in ("advertise", "unmask"):
+            n_shares = len(done.aggregator.survivors) or self.roster.threshold
+            charge_roster(self.coordinator.ledger, terms, self.roster, n_shares, write=phase == "unmask")
 
     def trial(self, purpose: Purpose) -> Trial | None:
         """The pilot that a sum is of."""
@@ -213,7 +237,9 @@ class Cohort:
         coordinator, survivors = self.coordinator, done.aggregator.survivors
         landmarks = coordinator.pool.landmarks
         assert landmarks is not None
-        check_integers(vector, landmarks.encoding(coordinator.terms), coordinator.terms, len(survivors))
+        encoding = landmarks.encoding(coordinator.terms)
+        if isinstance(encoding, Encoding):  # noise leaves nothing to check
+            check_integers(vector, encoding, coordinator.terms, len(survivors))
         tokens = {name: token(done.aggregator.round_, name) for name in survivors}
         coordinator.pool.add_sum(self.roster.fingerprint, vector, tokens, done.aggregator.round_.n_bytes)
 

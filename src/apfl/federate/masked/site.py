@@ -72,6 +72,8 @@ class MaskedSite:
             return self._mask(question, purpose, digits, terms, vector)
         if phase == "confirm":
             return self._confirm(question, terms)
+        if phase == "unmask" and terms.private:  # from here on the sum may be known
+            self.site.account(terms).charge(self.member.roster)
         if phase == "unmask":
             return self._unmask(question, terms)
         return self.member.share(question)
@@ -120,7 +122,12 @@ class MaskedSite:
         self, round_: Round, purpose: Purpose, terms: Terms, counts: Counts | None, trial: Trial | None
     ) -> Digits:
         """How vectors are digits in this round, which must be the one that this site would make itself."""
-        if purpose.what != "count" and counts is None:
+        if terms.private and (purpose.what != "statistics" or counts is not None):
+            raise InputError(
+                f"a round of '{purpose.what}' given; under epsilon statistics with noise are all that leaves this "
+                "site. Nothing was sent"
+            )
+        if purpose.what != "count" and counts is None and not terms.private:
             raise InputError(f"a round of '{purpose.what}' given without the counts of the cohort; nothing was sent")
         landmarks = self.site.agreed_landmarks(terms) if purpose.what == "statistics" else None
         expected, digits = round_of(purpose, round_.number, self.member.roster, terms, counts, landmarks, trial)
@@ -191,6 +198,9 @@ class MaskedSite:
             return self._kept(purpose, layout, terms, lambda: tried(trial, layout), trial.digest)
         if purpose.what == "spread":
             return open_spread(site.own_spread(terms), terms).integers
+        if purpose.what == "statistics" and terms.private:
+            self.site.account(terms).charged(self.member.roster)  # what would pass the budget is refused here
+            return site.noisy_vector(terms, self.member.roster)
         if purpose.what == "statistics":
             integers = decode(site.own_statistics(terms), terms).integers
             assert integers is not None

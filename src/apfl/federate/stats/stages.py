@@ -24,6 +24,7 @@ from apfl.errors import InputError
 from apfl.federate.landmarks import Landmarks, agreed_maps, open_landmarks
 from apfl.federate.sums import LARGEST, ExactSum, ExactVector
 from apfl.federate.terms import Terms
+from apfl.maths.centred import CentredMap
 from apfl.maths.landmarks import Spread, spread
 from apfl.maths.normalise import Moments, moments, needs_moments
 from apfl.maths.ridge import Statistics, accumulate, one_hot
@@ -72,6 +73,11 @@ class Stage:
 
 def stage_of(terms: Terms, landmarks: bytes | Landmarks | None = None) -> Stage:
     """The pass that these terms ask for; to map rows, landmark terms need the landmarks that they name."""
+    if terms.private:
+        raise InputError(
+            "terms with epsilon given: under noise a site's rows are summed up as integers, which `apfl stats` does "
+            "not do. Join with the rows themselves (--data)"
+        )
     if terms.settled:
         return _statistics(terms, landmarks)
     if not terms.outlined:
@@ -231,7 +237,9 @@ def _statistics(terms: Terms, landmarks: bytes | Landmarks | None) -> Stage:
         if terms.landmarked and landmarks is None:
             raise InputError("these terms name landmarks; give the file with them (--landmarks), as the server sent it")
         found = open_landmarks(landmarks, terms) if isinstance(landmarks, bytes) else landmarks
-        return agreed_maps(terms, torch.zeros(1, 1, dtype=torch.float64), found)[0]
+        drawn = agreed_maps(terms, torch.zeros(1, 1, dtype=torch.float64), found)[0]
+        assert not isinstance(drawn, CentredMap), "terms with epsilon are refused"
+        return drawn
 
     def shapes(width: int) -> Shapes:
         size = (width * (width + 1) // 2 + width * n_classes,)
