@@ -149,6 +149,8 @@ def bench(
     executor = executor_of(on, folder / ".jobs", n_workers=n_workers, threads=given.threads, gpu=gpu, slurm=slurm)
     _show(given.title or plan.stem, keyed, left, dataset, n_workers, given.threads)
     if dry_run:
+        for line in estimate.told_costs([job.cell for job in left if not job.tuning], dataset):
+            err.print(line, soft_wrap=True, highlight=False)
         return
     sha256 = dataset.sha256
     del dataset  # the processes have their own
