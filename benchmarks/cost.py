@@ -8,6 +8,9 @@ Processor seconds on one thread. The rates are measured in the same process, jus
 from __future__ import annotations
 
 import argparse
+import gc
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,16 +20,32 @@ from typing import Any
 import torch
 
 from apfl.data.federation import Shard
-from apfl.experiments.cost import Size, cost, measured_rates
+from apfl.experiments.cost import INTERPRETER, Size, cost, measured_rates
 from apfl.federate import Coordinator, Site, Terms
 from apfl.maths.machine import threads
 from apfl.methods.apfl import APFL
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.process_time()
-    made = work()
-    return time.process_time() - start, made
+class Meter:
+    """Processor seconds and peak memory of what one party does, over what the process held when it began."""
+
+    def __init__(self) -> None:
+        self.peak = {"site": 0, "server": 0}
+
+    def __call__(self, party: str, work: Callable[[], Any]) -> tuple[float, Any]:
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
+        held, start = _status("VmRSS"), time.process_time()
+        made = work()
+        seconds = time.process_time() - start
+        self.peak[party] = max(self.peak[party], _status("VmHWM") - held)
+        return seconds, made
+
+
+def _status(key: str) -> int:
+    """Bytes, of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def one(size: Size, folder: Path) -> None:
@@ -38,32 +57,43 @@ def one(size: Size, folder: Path) -> None:
         labels = torch.arange(size.own) % size.classes
         rows = centres[labels] + 2 * torch.randn(size.own, size.features, generator=generator)
         sites.append(Site(folder / "sites", f"s{k}", Shard(rows, labels), names))
-    method = APFL(d_primary=int(size.width or 0), normalise="row")
-    told = cost(size, method).seconds(measured_rates(clock=time.process_time), 100.0)
+    method = APFL(map="landmarks", d_primary=int(size.width or 0), normalise="row")
+    made = cost(size, method)
+    told = made.seconds(measured_rates(clock=time.process_time), 100.0)
     found = dict.fromkeys(told, 0.0)
+    meter = Meter()
     with Coordinator(folder / "server", Terms("f", method=method)) as server:
         for site in sites:
             server.describe(site.describe(server.invitation()), site.name)
         outline = server.outline()
-        for site in sites:
-            server.spread(site.spread(outline), site.name)
-        agreement = server.settle()
+        if server.spreading:
+            for site in sites:
+                server.spread(site.spread(outline), site.name)
+        agreement = meter("server", server.settle)[1]
         for site in sites:
             site.keep_landmarks(agreement, server.landmarks())
-            seconds, data = timed(lambda site=site: site.statistics(agreement))
+            seconds, data = meter("site", lambda site=site: site.statistics(agreement))
             found["site: statistics"] += seconds / size.clients
-            seconds, _ = timed(lambda site=site, data=data: server.accept(data, site.name))
+            seconds, _ = meter("server", lambda site=site, data=data: server.accept(data, site.name))
             found["server: contributions"] += seconds
-        found["server: publication"], _ = timed(server.publish)
+        found["server: publication"], _ = meter("server", server.publish)
         for site in sites:
             data = server.deliver(site.name)
-            seconds, table = timed(lambda site=site, data=data: site.table(agreement, data))
+            seconds, table = meter("site", lambda site=site, data=data: site.table(agreement, data))
             found["site: personal model"] += seconds / size.clients
             server.table(table, site.name)
     for name, seconds in found.items():
         if seconds:
             ratio = told[name] / seconds
-            print(f"| d = {size.width} | {name} | {told[name]:.2f} s | {seconds:.2f} s | {ratio:.2f} |", flush=True)
+            print(f"| {told_size(size)} | {name} | {told[name]:.2f} s | {seconds:.2f} s | {ratio:.2f} |", flush=True)
+    for party, memory in (("site", made.site_memory), ("server", made.server_memory)):
+        most, peak = memory - INTERPRETER, meter.peak[party]
+        sizes = f"{most / 1e6:.0f} MB | {peak / 1e6:.0f} MB"
+        print(f"| {told_size(size)} | {party}: memory over that of Python | {sizes} | {most / peak:.2f} |", flush=True)
+
+
+def told_size(size: Size) -> str:
+    return f"{size.rows} x {size.features}, c = {size.classes}, K = {size.clients}, d = {size.width}"
 
 
 def main() -> None:
@@ -71,11 +101,17 @@ def main() -> None:
     for name, default in (("rows", 8000), ("features", 256), ("classes", 10), ("clients", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--widths", type=int, nargs="+", default=[512, 1024])
+    parser.add_argument("--one", action="store_true", help="the first width, in this process")
     given = parser.parse_args()
-    print("| width | what | model | measured | model / measured |\n| --- | --- | --- | --- | --- |")
-    for width in given.widths:
+    if given.one:
         with TemporaryDirectory() as folder, threads(1):
-            one(Size(given.rows, given.features, given.classes, given.clients, width), Path(folder))
+            one(Size(given.rows, given.features, given.classes, given.clients, given.widths[0]), Path(folder))
+        return
+    print("| setting | what | model | measured | model / measured |\n| --- | --- | --- | --- | --- |", flush=True)
+    for width in given.widths:  # each in a process of its own, whose memory has held nothing before
+        names = ("rows", "features", "classes", "clients")
+        size = [each for name in names for each in (f"--{name}", str(vars(given)[name]))]
+        subprocess.run([sys.executable, __file__, "--one", *size, "--widths", str(width)], check=True)
 
 
 if __name__ == "__main__":

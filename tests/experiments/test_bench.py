@@ -364,6 +364,19 @@ def test_a_dry_run_says_what_is_known(plan, tmp_path, capsys):
     assert re.fullmatch(known, last)
 
 
+def test_a_dry_run_says_what_apfl_costs(tmp_path, capsys):
+    plan = tmp_path / "apfl.toml"
+    plan.write_text("seeds = [0, 1]\n[protocol]\nn_clients = [4, 8]\n[methods.apfl]\nd_primary = 64\n[methods.afl]\n")
+    assert here("bench", plan, "--out", tmp_path / "out", "--dry-run") == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("apfl with")]
+    known = (
+        r"apfl with {} clients, width 64: about [\d.]+ s on one core; a client sends [\d.]+ MB at most and receives .*"
+    )
+    assert len(told) == 2  # one for each federation, whatever the seeds
+    assert all(re.fullmatch(known.format(n), line) for n, line in zip((4, 8), told, strict=True))
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.gpu
 def test_cells_share_a_gpu(plan: Path, tmp_path: Path) -> None:
     if not torch.cuda.is_available():

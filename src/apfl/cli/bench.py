@@ -13,10 +13,12 @@ import torch
 import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from apfl.cli.executors import OnOption, SlurmOption, executor_of
 from apfl.cli.features import extract_aloud
 from apfl.cli.options import DeviceOption, MinimumOption, data_changes, names_of
 from apfl.cli.progress import Board, end_as_interrupted, err, out, tell_hints
 from apfl.data.device import float64_device
+from apfl.data.executors import Event, Executor
 from apfl.data.federation import Dataset
 from apfl.data.load import Source, load_data
 from apfl.data.protocol import deal
@@ -26,7 +28,7 @@ from apfl.experiments import estimate
 from apfl.experiments.cells import Cell, cells
 from apfl.experiments.metrics import no_test_rows
 from apfl.experiments.plan import read_plan
-from apfl.experiments.pool import Event, claim, damaged, execute, inspect, jobs_for
+from apfl.experiments.pool import claim, damaged, execute, inspect, jobs_for
 from apfl.experiments.record import Record, read_records
 from apfl.experiments.seeds import seeds_of
 from apfl.experiments.worker import Job, Setting
@@ -101,6 +103,8 @@ def bench(
         ),
     ] = None,
     device: DeviceOption = "auto",
+    on: OnOption = "local",
+    slurm: SlurmOption = None,
     *,
     changes: Mapping[str, Any],
     dry_run: Annotated[
@@ -140,15 +144,22 @@ def bench(
     if cut_short := damaged(folder, list(keyed)):
         shown = f"{cut_short[0].parent.name}/{cut_short[0].name}" + " and others" * (len(cut_short) > 1)
         err.print(f"damaged, perhaps by a power cut, and therefore done again: {shown}", soft_wrap=True)
-    n_workers = jobs or _fitting(todo, dataset, given.threads, where)
+    n_workers = jobs if jobs or on != "local" else _fitting(todo, dataset, given.threads, where)
+    gpu = where != "cpu"
+    executor = executor_of(on, folder / ".jobs", n_workers=n_workers, threads=given.threads, gpu=gpu, slurm=slurm)
     _show(given.title or plan.stem, keyed, left, dataset, n_workers, given.threads)
     if dry_run:
+        for line in estimate.told_costs([job.cell for job in left if not job.tuning], dataset):
+            err.print(line, soft_wrap=True, highlight=False)
         return
+    sha256 = dataset.sha256
     del dataset  # the processes have their own
     paths = [name for name in given.methods if is_path(name)]
-    setting = Setting(folder, load, given.source, where, given.threads, given.checkpoint_seconds, n_workers, paths)
+    side_by_side = n_workers or 1 if on == "local" else 1  # on one GPU; a cluster gives each its own
+    seconds, place = given.checkpoint_seconds, folder.absolute()
+    setting = Setting(place, load, given.source, where, given.threads, seconds, side_by_side, sha256, paths)
     with claim(folder, given, list(keyed)):  # what is left may be less by now
-        failed = _run(jobs_for(keyed, folder, identity, where), setting, n_workers)
+        failed = _run(jobs_for(keyed, folder, identity, where), setting, executor)
     _conclude(folder, keyed, failed)
 
 
@@ -182,7 +193,7 @@ def _fitting(todo: Sequence[Cell], dataset: Dataset, threads: int, device: str) 
 
 
 def _show(
-    title: str, keyed: Mapping[str, Cell], left: Sequence[Job], dataset: Dataset, n_workers: int, threads: int
+    title: str, keyed: Mapping[str, Cell], left: Sequence[Job], dataset: Dataset, n_workers: int | None, threads: int
 ) -> None:
     """How much there is to do, how many at a time, and the memory of each."""
     done = len(keyed) - sum(not job.tuning for job in left)
@@ -191,16 +202,17 @@ def _show(
     err.print(f"{title}: {_count(len(keyed), 'cell')} on {dataset.name}{before}", soft_wrap=True)
     if not left:
         return
+    at_a_time = n_workers or "as many as there is room for"
     memory = human_bytes(estimate.peak_bytes([job.cell for job in left], dataset))
     err.print(
         f"to do: {_count(len(left) - tunings, 'cell')}"
         + (f" and {_count(tunings, 'grid')} to tune" if tunings else "")
-        + f", {n_workers} at a time with {threads} thread{'s' * (threads > 1)} and up to {memory} each",
+        + f", {at_a_time} at a time with {threads} thread{'s' * (threads > 1)} and up to {memory} each",
         soft_wrap=True,
     )  # fmt: skip
 
 
-def _run(left: Sequence[Job], setting: Setting, n_workers: int) -> dict[str, str]:
+def _run(left: Sequence[Job], setting: Setting, executor: Executor) -> dict[str, str]:
     """Run what is left; why those that failed did."""
     if not left:
         return {}
@@ -212,11 +224,11 @@ def _run(left: Sequence[Job], setting: Setting, n_workers: int) -> dict[str, str
     finished = 0
     with Board(len(left)) as board:
         try:
-            for event in execute(left, setting, n_workers):
+            for event in execute(left, setting, executor):
                 board.show(event)
                 if event.kind in ("done", "failed"):
                     _note_failure(setting.folder, event, failed)
-                    finished += event.kind == "done" and not event.job.tuning
+                    finished += event.kind == "done" and not event.item.tuning
         except KeyboardInterrupt:
             board.stop()
             err.print(
@@ -229,10 +241,10 @@ def _run(left: Sequence[Job], setting: Setting, n_workers: int) -> dict[str, str
     return failed
 
 
-def _note_failure(folder: Path, event: Event, failed: dict[str, str]) -> None:
-    path = folder / "failed" / f"{event.job.key}.txt"
+def _note_failure(folder: Path, event: Event[Job], failed: dict[str, str]) -> None:
+    path = folder / "failed" / f"{event.item.key}.txt"
     if event.kind == "failed":
-        failed[event.job.key] = str(event.info)
+        failed[event.item.key] = str(event.info)
         with replacing(path) as temporary:
             temporary.write_text(f"{event.info}\n")
     else:

@@ -7,10 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from apfl.cli.executors import OnOption, SlurmOption, executor_of
 from apfl.cli.options import DeviceOption, data_options
 from apfl.cli.progress import Counter, err, out
 from apfl.data.backbones import Backbone
+from apfl.data.device import device_of
 from apfl.data.extract.features import Extraction, extract
+from apfl.data.extract.shards import InShards
 from apfl.data.load import Source, extract_source
 from apfl.data.samples import Samples
 from apfl.errors import InputError
@@ -44,19 +47,40 @@ def features(
             show_default=False,
         ),
     ] = None,
+    on: OnOption = "local",
+    jobs: Annotated[
+        int | None, typer.Option(help="Shards at a time with --on ray or slurm.", show_default=False, min=1)
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads for each shard with --on ray or slurm.", show_default=False, min=1)
+    ] = None,
+    slurm: SlurmOption = None,
 ) -> None:
     """Extract features from images or texts with a frozen backbone, and keep them in a file.
 
-    If the file is up to date, nothing is extracted. After an interruption, the same command resumes.
+    If the file is up to date, nothing is extracted. After an interruption, the
+    same command resumes. With --on ray or slurm, machines of a cluster extract
+    shards of rows, and the file is the same.
     """
     if source.backbone is None:  # said before anything is opened, which may mean a download
         raise InputError("no backbone given; name one with --backbone, for example --backbone vit-mae-base")
     if target is not None and target.suffix != ".npz":
         raise InputError(f"--out {target} given; the file is an .npz: give it that ending")
+    options: dict[str, Any] = {"extract": extract_aloud, "workers": workers}
+    if on != "local" or slurm or jobs or threads:
+        gpu = device_of(device).type == "cuda"
+        folder = (target or Path("features.npz")).with_name(".jobs")
+        executor = executor_of(on, folder, n_workers=jobs, threads=threads or 1, gpu=gpu, slurm=slurm)
+        if on == "local":
+            raise InputError(
+                "--jobs or --threads given with --on local, where one process uses all cores: leave it out"
+            )
+        if target is None:
+            raise InputError(f"--on {on} given; name a file that all machines see with --out")
+        options["passing"] = InShards(executor, source, target.absolute())
     result = extract_source(
         source, source.open(), target,
-        extract=extract_aloud, batch_size=batch_size, device=device, mixed_precision=mixed_precision,
-        workers=workers,
+        batch_size=batch_size, device=device, mixed_precision=mixed_precision, **options,
     )  # fmt: skip
     state = "up to date, nothing extracted" if not result.n_computed else f"{result.n_computed} extracted now"
     out.print(f"features of {result.n_rows} samples: {result.path} ({state})", soft_wrap=True, highlight=False)

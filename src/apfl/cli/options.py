@@ -80,12 +80,12 @@ def names_of(text: str, have: Iterable[str]) -> list[str]:
     return names
 
 
-def assignment(text: str, example: str) -> tuple[str, str]:
-    """Key and value of one --set; ``example`` shows what is expected."""
+def assignment(text: str, example: str, option: str = "--set") -> tuple[str, str]:
+    """Key and value of one --set, or of a like option; ``example`` shows what is expected."""
     key, equals, value = (part.strip() for part in text.partition("="))
     form = "METHOD.KEY=VALUE" if "." in example.partition("=")[0] else "KEY=VALUE"
     if not (key and equals) or (form == "METHOD.KEY=VALUE" and not all(key.partition("."))):
-        raise InputError(f"--set {text!r} given; expected {form}, for example {example}")
+        raise InputError(f"{option} {text!r} given; expected {form}, for example {example}")
     return key, value
 
 

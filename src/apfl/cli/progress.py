@@ -21,10 +21,11 @@ from rich.progress import (
 from apfl.errors import printable
 
 if TYPE_CHECKING:  # commands that have no data need no torch, which takes seconds
+    from apfl.data.executors import Event
     from apfl.data.federation import Dataset
     from apfl.data.protocol import Protocol
-    from apfl.experiments.pool import Event
     from apfl.experiments.record import Record
+    from apfl.experiments.worker import Job
 
 __all__ = ["Board", "Counter", "end_as_interrupted", "ended", "err", "line", "out", "spinner", "tell_hints"]
 
@@ -119,17 +120,18 @@ class Board:
     def stop(self) -> None:
         self.progress.stop()
 
-    def show(self, event: Event) -> None:
-        name = f"tuning {event.job.key}" if event.job.tuning else event.job.key
+    def show(self, event: Event[Job]) -> None:
+        job = event.item
+        name = f"tuning {job.key}" if job.tuning else job.key
         if event.kind == "begun":
-            rounds = 1 if event.job.tuning else event.job.cell.method.n_rounds
-            self.running[event.job.key] = self.progress.add_task(name, total=rounds)
-        elif event.kind == "round":
-            self.progress.update(self.running[event.job.key], completed=event.info)
+            rounds = 1 if job.tuning else job.cell.method.n_rounds
+            self.running[job.key] = self.progress.add_task(name, total=rounds)
+        elif event.kind == "reached":
+            self.progress.update(self.running[job.key], completed=event.info)
         else:
             self.ended += 1
             self.progress.advance(self.all)
-            if event.job.key in self.running:
-                self.progress.remove_task(self.running.pop(event.job.key))
+            if job.key in self.running:
+                self.progress.remove_task(self.running.pop(job.key))
             how = f"{100 * event.info:.2f} %" if event.kind == "done" else "FAILED"
             line(f"{self.ended}/{self.total} {name} {how}")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from apfl.cli.executors import OnOption, SlurmOption, executor_of
 from apfl.cli.options import TABLE, data_options
 from apfl.cli.progress import Counter, end_as_interrupted, err, out
 from apfl.data.source import Source
 from apfl.data.tables import listed
 from apfl.errors import InputError
+from apfl.maths.machine import n_cores
 
 if TYPE_CHECKING:
+    from apfl.data.executors import Executor
     from apfl.federate.stats.parts import Part
     from apfl.federate.terms import Terms
 
@@ -36,6 +39,19 @@ def sum(
     share: Annotated[
         float, typer.Option(help="Share of the rows to use, if the terms let a site contribute fewer than it has.")
     ] = 1.0,
+    on: OnOption = "local",
+    jobs: Annotated[
+        int | None, typer.Option(help="Shards at a time, each in a process of its own.", show_default=False, min=1)
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="Threads for a shard; they decide the last digits. \\[default: one for each core of this machine]",
+            show_default=False,
+            min=1,
+        ),
+    ] = None,
+    slurm: SlurmOption = None,
     *,
     source: Source,
 ) -> None:
@@ -52,8 +68,18 @@ def sum(
     stage = stage_of(agreed, _landmarks(agreed, terms, landmarks))
     given = {option: vars(source)[option] for option in TABLE}
     end_as_interrupted()
+    if on != "local" or jobs is not None or slurm:
+        executor = executor_of(
+            on, target.absolute().with_name(f"{target.name}.jobs"), n_workers=jobs, threads=threads or n_cores(),
+            slurm=slurm,
+        )  # fmt: skip
+        _tell(
+            _summed_on(executor, agreed, _landmarks(agreed, terms, landmarks), shards, target, given, share, threads),
+            target,
+        )
+        return
     with Counter("rows", 0) as counter:
-        run = Pass(stage, shards, target, given, share, show=counter.show)
+        run = Pass(stage, shards, target, given, share, show=counter.show, n_threads=threads)
         if agreed.n_features:
             parquet = any(path.suffix.lower() == ".parquet" for path in shards)
             megabytes = pass_bytes(agreed, agreed.n_features, parquet=parquet) / 1e6
@@ -65,6 +91,24 @@ def sum(
             err.print(_stopped(run.unfinished, len(run.done)), soft_wrap=True, highlight=False)
             raise typer.Exit(130) from None
     _tell(part, target)
+
+
+def _summed_on(
+    executor: Executor, agreed: Terms, landmarks: bytes | None, shards: list[Path], target: Path,
+    given: dict[str, Any], share: float, threads: int | None,
+) -> Part:  # fmt: skip
+    """The part of all shards, by the processes of an executor."""
+    from apfl.federate.stats.spread_out import summed_on
+
+    with Counter("shards", len(shards)) as counter:
+        try:
+            return summed_on(
+                executor, agreed, landmarks, shards, target, given, share, threads or n_cores(), counter.show
+            )
+        except KeyboardInterrupt:
+            counter.progress.stop()
+            err.print("stopped; the parts of finished shards are kept, and the same command goes on", soft_wrap=True)
+            raise typer.Exit(130) from None
 
 
 def add(

@@ -18,7 +18,6 @@ import torch
 from apfl.errors import InputError
 from apfl.maths.integers import statistics_layout
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, kernel
-from apfl.maths.machine import needed
 from apfl.maths.normalise import needs_moments
 from apfl.maths.pilot import BITS, CANDIDATES, PilotBytes, n_points, pilot_bytes
 from apfl.maths.ridge import squared
@@ -38,6 +37,8 @@ from apfl.methods.apfl import APFL
 __all__ = ["Cost", "Rates", "Size", "cost", "measured_rates", "traffic"]
 
 INTERPRETER = 500_000_000  # bytes of Python with torch
+# What a site holds at its peak, in double precision: matrices of d x d and of n x d. From three measured settings.
+SQUARES, MAPPED = 5, 4
 ROW = 4000  # entries of a kernel that take as long as the fingerprint of a row, which is kept at the site
 Operations = Mapping[str, float]  # kind -> how many
 
@@ -128,7 +129,7 @@ def cost(size: Size, method: APFL | None = None) -> Cost:
     n, c = size.own, size.classes
     triangle = 8 * (d * (d + 1) // 2 + d * c)
     return Cost(
-        size, d, traffic(size, method, d), INTERPRETER + needed(d, n, 1) + 2 * triangle,
+        size, d, traffic(size, method, d), INTERPRETER + 8 * (SQUARES * d**2 + MAPPED * n * d) + 2 * triangle,
         INTERPRETER + 2 * triangle + 8 * 5 * d**2, _statistics(size, d, method.map == "landmarks"),
         _model(size, d), _check(d, c, _leading(d)), _publication(d, c, method),
     )  # fmt: skip

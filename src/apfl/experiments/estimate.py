@@ -1,16 +1,19 @@
-"""The memory that cells take, before they are run: it decides how many are run at a time."""
+"""What cells take before they are run: memory, which decides how many are run at a time, and what `apfl` costs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from apfl.data.federation import Dataset
+from apfl.data.protocol import Protocol
 from apfl.experiments.cells import Cell
+from apfl.experiments.cost import Size, cost, measured_rates
 from apfl.experiments.tuning import grid
 from apfl.maths.machine import needed
 from apfl.methods._training import Training
+from apfl.methods.apfl import APFL
 
-__all__ = ["peak_bytes"]
+__all__ = ["peak_bytes", "told_costs"]
 
 INTERPRETER = 500_000_000  # bytes of Python with torch
 
@@ -20,6 +23,31 @@ def peak_bytes(cells: Sequence[Cell], dataset: Dataset) -> int:
     n_rows, n_features = dataset.features.shape
     rows = 2 * 4 * n_rows * n_features  # the dataset, and the federation made of it
     return INTERPRETER + rows + max(_method_bytes(cell, dataset) for cell in cells)
+
+
+def told_costs(cells: Sequence[Cell], dataset: Dataset) -> list[str]:
+    """What each federation with `apfl` in these cells would cost, a line for each; by a short measurement of rates."""
+    n_rows, n_features = dataset.features.shape
+    sizes: dict[tuple[int, APFL], None] = {}
+    for cell in cells:
+        if isinstance(cell.method, APFL) and cell.protocol.n_clients:
+            sizes[cell.protocol.n_clients, cell.method] = None
+    rates = measured_rates() if sizes else None
+    told = []
+    for n_clients, method in sizes:
+        assert rates is not None
+        rows = max(n_clients, int((1 - Protocol.test_fraction) * n_rows))
+        own = cost(
+            Size(rows, n_features, len(dataset.class_names), n_clients, method.widths(rows, n_features)[0]), method
+        )
+        seconds = own.seconds(rates, 1.0)
+        total = n_clients * (seconds["site: statistics"] + seconds["site: personal model"])
+        total += seconds["server: publication"]
+        told.append(
+            f"apfl with {n_clients} clients, width {own.width}: about {total:.1f} s on one core; a client sends "
+            f"{own.up / 1e6:.2f} MB at most and receives {own.down / 1e6:.2f} MB"
+        )
+    return told
 
 
 def _method_bytes(cell: Cell, dataset: Dataset) -> int:

@@ -1,22 +1,16 @@
-"""What one process of `apfl bench` does: cell after cell, each on disk when it is done."""
+"""What `apfl bench` does with a cell, in whatever process: run it, and put its record on the disk."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
-import time
-import traceback
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
-from threadpoolctl import threadpool_limits
 
+from apfl.data.executors import Tell
 from apfl.data.federation import Dataset, Federation
 from apfl.data.protocol import apart, federate
 from apfl.errors import InputError
@@ -26,9 +20,9 @@ from apfl.experiments.record import Record, hashes, user_files
 from apfl.experiments.run import run
 from apfl.experiments.tuning import HELD_OUT, ROUNDS, Tuned, tune_once
 from apfl.files import replacing
-from apfl.methods import Round, method_class
+from apfl.methods import method_class
 
-__all__ = ["Job", "Setting", "work"]
+__all__ = ["Bench", "Job", "Setting"]
 
 
 @dataclass(frozen=True)
@@ -52,54 +46,47 @@ class Setting:
     threads: int
     checkpoint_seconds: float
     n_workers: int = 1
+    data_sha256: str | None = None  # of the data that the plan was checked with
     paths: Sequence[str] = ()  # methods of the user's own: they must be loaded before a job of theirs can be received
 
 
-def work(connection: Connection, setting: Setting) -> None:
-    """The process: take jobs until there are none. An error is reported and ends that job alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone; the parent says who stops
-    signal.signal(signal.SIGTERM, _leave)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    torch.set_num_threads(setting.threads)
-    threadpool_limits(setting.threads)
-    if setting.device.startswith("cuda") and setting.n_workers > 1:
-        # At its limit a process gives back what it holds unused, which the others cannot make it do.
-        torch.cuda.set_per_process_memory_fraction(0.9 / setting.n_workers, torch.device(setting.device).index)
+def _unpacked(setting: Setting) -> Bench:
+    """In another process; from here on jobs of the user's own methods can be received."""
     for path in setting.paths:
         method_class(path)
-    bench = _Bench(setting, connection)
-    while (job := connection.recv()) is not None:
-        answer: tuple[str, Any]
-        try:
-            _check_files(job.cell)
-            answer = ("done", (bench.tune if job.tuning else bench.run)(job))
-        except InputError as error:
-            answer = ("failed", " ".join(str(error).split()))
-        except Exception:
-            answer = ("failed", traceback.format_exc())
-        connection.send(answer)
+    return Bench(setting)
 
 
-class _Bench:
-    """The data and the federation at hand, kept from one job to the next."""
+class Bench:
+    """What is done with a job: a `apfl.data.executors.Work`. Data and federation are kept from one job to the next."""
 
-    def __init__(self, setting: Setting, connection: Connection) -> None:
-        self.setting, self.connection = setting, connection
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
         self.dataset: Dataset | None = None
         self.at_hand: tuple[Any, Federation] | None = None
 
-    def run(self, job: Job) -> float:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, (self.setting,)
+
+    def __call__(self, job: Job, tell: Tell) -> float:
+        """Run or tune; the accuracy. The result is on disk."""
+        if not (self.setting.folder / "plan.toml").exists():
+            raise InputError(f"{self.setting.folder} is not seen from {platform.node()}; give --out a shared folder")
+        _check_files(job.cell)
+        return (self.tune if job.tuning else self.run)(job, tell)
+
+    def run(self, job: Job, tell: Tell) -> float:
         """Train, measure, write the record; the accuracy."""
         cell, folder = job.cell, self.setting.folder
         dataset, federation = self._federation(cell, cell.seed)
-        tuned = None if job.needs is None else self._tuned(job.needs, cell)
+        tuned = None if job.needs is None else self._tuned(job.needs, cell, tell)
         method: Any = cell.method if tuned is None else tuned.method
         if cell.oracle:
             method = best_on_test(method, federation, cell.seed)
         checkpoint = folder / "checkpoints" / f"{job.key}.safetensors"
         record, _ = run(
             cell.name, method, federation, dataset, cell.protocol, cell.seed,
-            on_round=_Teller(self.connection), checkpoint=checkpoint,
+            on_round=lambda reached: tell(reached.index), checkpoint=checkpoint,
             checkpoint_seconds=self.setting.checkpoint_seconds,
         )  # fmt: skip
         record = replace(
@@ -110,27 +97,34 @@ class _Bench:
         checkpoint.unlink(missing_ok=True)
         return record.accuracy_client_mean
 
-    def tune(self, job: Job) -> float:
+    def tune(self, job: Job, tell: Tell) -> float:
         """Try the grid; the result stays in the folder. The best accuracy on held-out rows."""
-        tuned = self._tuned(job.key, job.cell)
+        tuned = self._tuned(job.key, job.cell, tell)
         return max(float(each["accuracy_client_mean"]) for each in tuned.results)
 
-    def _tuned(self, key: str, cell: Cell) -> Tuned:
+    def _tuned(self, key: str, cell: Cell, tell: Tell) -> Tuned:
         path, clients, seed = self.setting.folder / "tuning" / f"{key}.jsonl", [], cell.tuning_seed
         if not path.exists():
             federation = self._federation(cell, seed)[1]
             clients = list(apart(federation, cell.protocol, seed)[0].train)
         dataset = self._data()
         n_classes, where = len(dataset.class_names), [dataset.sha256, cell.label]
-        tell = _Teller(self.connection)
         return tune_once(
-            path, cell.name, cell.method, clients, n_classes, seed, where, cell.tune, tell.say,
+            path, cell.name, cell.method, clients, n_classes, seed, where, cell.tune, tell,
             self.setting.folder / "checkpoints" / f"{key}.safetensors", self.setting.checkpoint_seconds,
         )  # fmt: skip
 
     def _data(self) -> Dataset:
         if self.dataset is None:
-            self.dataset = self.setting.load()
+            setting = self.setting
+            if setting.device.startswith("cuda") and setting.n_workers > 1:
+                # At its limit a process gives back what it holds unused, which the others cannot make it do.
+                torch.cuda.set_per_process_memory_fraction(0.9 / setting.n_workers, torch.device(setting.device).index)
+            self.dataset = setting.load()
+            if setting.data_sha256 not in (None, self.dataset.sha256):
+                raise InputError(
+                    f"{self.dataset.name} holds other rows on {platform.node()}; give all machines the same"
+                )
         return self.dataset
 
     def _federation(self, cell: Cell, seed: int) -> tuple[Dataset, Federation]:
@@ -139,21 +133,6 @@ class _Bench:
             self.at_hand = None  # let go of one before the next is made
             self.at_hand = (cell.protocol, seed), federate(dataset, cell.protocol, seed).to(self.setting.device)
         return dataset, self.at_hand[1]
-
-
-class _Teller:
-    """Says which round a cell is at, or which share of a grid is done, a few times a second."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection, self.last = connection, time.monotonic()
-
-    def __call__(self, current: Round) -> None:
-        self.say(current.index)
-
-    def say(self, reached: float) -> None:
-        if time.monotonic() - self.last > 0.2:
-            self.connection.send(("round", reached))
-            self.last = time.monotonic()
 
 
 def _check_files(cell: Cell) -> None:
@@ -173,15 +152,3 @@ def _account(cell: Cell, tuned: Tuned) -> dict[str, Any]:
         "seed": cell.tuning_seed, "held_out": HELD_OUT, "rounds": min(cell.method.n_rounds, ROUNDS),
         "axes": {name: list(values) for name, values in (cell.tune or {}).items()}, "results": list(tuned.results),
     }  # fmt: skip
-
-
-def _leave(*_: Any) -> None:
-    raise SystemExit(143)  # `run` and `tune` then write their checkpoints
-
-
-def _leave_with_parent() -> None:
-    """A parent that was killed leaves nobody behind who would work in the same folder as its successor."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)

@@ -6,7 +6,7 @@ who has answered is asked again. It needs no network: a transport hands it what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -186,15 +186,16 @@ class Coordinator:
     def _draw(self) -> Terms:
         """The outline with its landmarks."""
         outline = Terms.from_json(self.outline())
-        spreads = [open_spread(row["data"], outline).integers for row in self.ledger.spreads()]
-        if outline.spread is not None and len(spreads) < self.draft.quorum:
+        n_spreads = len(self.ledger.answered("spreads"))
+        if outline.spread is not None and n_spreads < self.draft.quorum:
             raise InputError(
-                f"{len(spreads)} clients have sent the moments that landmarks are drawn from; the quorum is "
+                f"{n_spreads} clients have sent the moments that landmarks are drawn from; the quorum is "
                 f"{self.draft.quorum}"
             )
-        return self._drawn(outline, spreads)
+        # One at a time: those of all clients may not fit into memory.
+        return self._drawn(outline, (open_spread(row["data"], outline).integers for row in self.ledger.spreads()))
 
-    def _drawn(self, outline: Terms, spreads: Sequence[np.ndarray]) -> Terms:
+    def _drawn(self, outline: Terms, spreads: Iterable[np.ndarray]) -> Terms:
         terms, data = draw(outline, spreads, public_spread(self.ledger, outline))
         self.ledger.blobs.put(LANDMARKS, data)
         with self.ledger.transaction():
@@ -336,7 +337,7 @@ class Coordinator:
         if receipt.outcome != "accepted":
             return receipt
         if self._held_back():
-            waiting = f"{len(self.pool.pending())} of {self.terms.min_cohort} late clients are here"
+            waiting = f"{self.pool.n_pending()} of {self.terms.min_cohort} late clients are here"
             reason = f"counts once the cohort is complete: {waiting}"
             return Receipt("withheld", receipt.client, reason, receipt.sha256, receipt.n_bytes)
         if not self.terms.keep_contributions:
@@ -347,8 +348,8 @@ class Coordinator:
         """Whether there is something to publish: the quorum for the first time, a complete cohort, or someone left."""
         if self._pool is None:
             return False
-        n_pending = 0 if self._held_back() else len(self._pool.pending())
-        enough = len(self._pool.members()) + n_pending >= self.terms.quorum
+        n_pending = 0 if self._held_back() else self._pool.n_pending()
+        enough = self.ledger.n_contributions(folded=True) + n_pending >= self.terms.quorum
         return enough and (n_pending > 0 or not self._is_published()) and self._affords(n_pending)
 
     def _affords(self, n_pending: int) -> bool:
@@ -366,7 +367,7 @@ class Coordinator:
 
     def _held_back(self) -> bool:
         """Whether the pending contributions wait for a cohort."""
-        return self.pool.holds_back(len(self.pool.pending()))
+        return self.pool.holds_back(self.pool.n_pending())
 
     # ----------------------------------------------------------------------------------------- publishing
 
@@ -386,12 +387,13 @@ class Coordinator:
 
     def deliver(self, client: str) -> bytes:
         """The current publication, and a note that this client now holds it."""
-        publication = self.current()
-        if publication is None:
+        row = self.ledger.current()
+        if row is None:
             raise InputError("nothing is published yet")
+        data = publishing.read(self.ledger, row)
         with self.ledger.transaction():
-            self.ledger.write_holder(check_name("client", client), publication.number)
-        return publication.data
+            self.ledger.write_holder(check_name("client", client), row["number"])
+        return data
 
     def confirm(self, client: str, number: int) -> None:
         """A client has refitted to this publication, and no longer holds an earlier one."""
@@ -413,7 +415,7 @@ class Coordinator:
             raise InputError("nothing is published yet, so there is nothing to choose settings for")
         if self.terms.masked:
             return choice_of_sums(self.ledger, self.terms, current)
-        rows = self.ledger.tables(current["number"])
+        rows = list(self.ledger.tables(current["number"]))
         if self.terms.wants_tables and not rows:
             raise InputError("no client has sent a table of left-out hits yet")
         tables = [open_table(row["data"], self.terms) for row in rows]

@@ -78,13 +78,15 @@ def simulate(sites: Sequence[Site], terms: Terms, folder: str | Path) -> Simulat
             sent = up.message(site.statistics(down.terms(agreement)))
             _taken(server.accept(sent, site.name))
         server.publish()
-        published = {site.name: down.message(server.deliver(site.name)) for site in sites}
+        published = b""
+        for site in sites:  # the same for all, and in memory once
+            published = down.message(server.deliver(site.name))
         if server.terms.wants_tables:
             for site in sites:
-                sent = up.message(site.table(agreement, published[site.name]))
+                sent = up.message(site.table(agreement, published))
                 _taken(server.table(sent, site.name))
         choice = server.choose()
-        models = [site.refine(agreement, published[site.name], down.message(choice)) for site in sites]
+        models = [site.refine(agreement, published, down.message(choice)) for site in sites]
         for site in sites:
             server.confirm(site.name, 1)
     return Simulated(models, up.n_bytes, down.n_bytes, up.payload, down.payload)

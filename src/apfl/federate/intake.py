@@ -123,7 +123,8 @@ def take_spread(ledger: Ledger, outline: Terms | None, terms: Terms | None, data
     if described is None or spread.n_samples > described["n"]:
         told = "none" if described is None else str(described["n"])
         raise InputError(f"n contradicts the description: moments of {spread.n_samples} rows, {told} described")
-    if any(row["client"] == client and row["sha256"] == digest for row in ledger.spreads()):
+    before = ledger.spread_of(client)
+    if before is not None and before["sha256"] == digest:
         return Receipt("duplicate", client, "these moments count already", digest, len(data))
     with ledger.transaction():
         ledger.write_spread(client, digest, spread.n_samples, data)
@@ -142,14 +143,14 @@ def take_contribution(
     client = same_client(contribution.client, sender)
     if ledger.contribution_of(client) is not None:
         raise InputError(f"{client} has contributed something else already; it must leave before it can send anew")
-    if not contribution.nonce and client in ledger.gone():
+    if not contribution.nonce and ledger.is_gone(client):
         raise InputError(f"{client} has left; to come back, it must make a new contribution")
     described = ledger.description_of(client)
     n = contribution.n_samples
     if described is not None and n > described["n"]:
         raise InputError(f"n contradicts the description: {n} rows, {described['n']} described; describe again")
     check(contribution, terms, pool.landmarks)
-    if client in ledger.gone():
+    if ledger.is_gone(client):
         _check_growth(ledger, draft, contribution)
     pool.add(contribution, data)
     return Receipt("accepted", client, "", contribution.sha256, len(data))
@@ -228,7 +229,7 @@ def take_table(ledger: Ledger, terms: Terms, data: bytes, sender: str | None) ->
     if before is not None:
         raise InputError(f"{client} has sent another table for publication {table.number} already")
     contribution = ledger.contribution_of(client)
-    if contribution is None or contribution["sha256"] != ledger.members(table.number).get(client):
+    if contribution is None or contribution["sha256"] != ledger.member(table.number, client):
         raise InputError(f"{client} is not in publication {table.number}; only members' tables count")
     n = contribution["n"]
     if int(table.hits.min()) < 0 or int(table.hits.max()) > n:

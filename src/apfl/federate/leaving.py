@@ -65,7 +65,7 @@ def leave(coordinator: Coordinator, client: str, data: bytes | None, *, forget: 
     ledger = coordinator.ledger
     coordinator.known(client)
     row = ledger.contribution_of(client)
-    if row is None and not forget and client in ledger.gone():
+    if row is None and not forget and ledger.is_gone(client):
         raise InputError(f"{client} has left already")
     remains = _remains_of(coordinator, client)
     publications = ledger.publications_with(client)

@@ -4,8 +4,8 @@ Every change is one transaction. A file is written and flushed before the transa
 after the one that no longer does; so at any moment the database refers only to files that are there, and whatever a
 crash leaves over is swept when the ledger is opened again.
 
-Every transaction keeps a digest of what decides who counts in which result. It is checked when the ledger is opened: a
-bit that flips on the disk is noticed.
+Every transaction keeps a digest of what decides who counts in which result, in time that does not grow with the number
+of clients (`apfl.federate.tally`). It is checked when the ledger is opened: a bit that flips on the disk is noticed.
 
 All SQL is here. What is called `write_...`, and whatever deletes, is called inside a `transaction`.
 """
@@ -21,11 +21,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from apfl.errors import InputError, unknown
 from apfl.federate.blobs import Blobs, FolderError
+from apfl.federate.tally import Tally
 from apfl.federate.wire import sha256
 from apfl.files import check_room, hold
 
@@ -69,6 +71,7 @@ OF_TERMS = (  # in meta, what goes with the settled terms
     "terms", "terms_digest", "outline", "outline_digest", "trial", "trial_digest", "landmarks", "sum", "sum_sha256",
     "pilot", "pilot_question", "pilot_primaries", "influence", "stale",
 )  # fmt: skip
+TALLY = "tally:"  # how a digest begins; one of an earlier version is a plain SHA-256
 # What decides a result. Data are known by their hash; times, events, refusals and former tables decide nothing.
 DECISIVE = (
     "name, sql FROM sqlite_master", "name, seq FROM sqlite_sequence",
@@ -80,6 +83,12 @@ DECISIVE = (
     "publication, client, sha256 FROM members", "client, publication, confirmed FROM holders",
     "client, publication, sha256, n FROM tables WHERE publication = (SELECT MAX(number) FROM publications)",
 )  # fmt: skip
+NOT_COUNTED = (DIGEST, "instruction")  # keys of meta
+# The columns that decide, by table; those that SQLite keeps itself are few, and are read each time.
+TALLIED = {
+    query.split(" FROM ")[1].split()[0]: [each for each in query.split(" FROM ")[0].split(", ") if each != "1"]
+    for query in DECISIVE if " FROM sqlite_" not in query
+}  # fmt: skip
 LATER = """
 CREATE TABLE pilots (client TEXT NOT NULL, part TEXT NOT NULL, sha256 TEXT NOT NULL, n INTEGER NOT NULL,
   bytes INTEGER NOT NULL, data BLOB NOT NULL, received REAL NOT NULL, PRIMARY KEY (client, part));
@@ -123,6 +132,7 @@ class Ledger:
     def _open(self, path: Path, writer: bool) -> None:
         if writer:
             _make_private(self.folder, path)
+        self._tally: Tally | None = None  # None: count anew
         self.db = sqlite3.connect(path, isolation_level=None, timeout=30)
         self.db.row_factory = sqlite3.Row
         for pragma in ("foreign_keys = ON", "synchronous = FULL", "secure_delete = ON"):
@@ -143,6 +153,7 @@ class Ledger:
             with self.transaction():
                 for statement in lacking:
                     self.db.execute(statement)
+        self._watch()
         self.blobs.sweep(self.referred())
         if self.get("scrub") == "due":
             self.scrub()
@@ -158,6 +169,7 @@ class Ledger:
     @contextmanager
     def transaction(self, *, decisive: bool = True) -> Iterator[None]:
         """All or nothing. One that is not ``decisive`` changes nothing that decides a result."""
+        before = None if self._tally is None else self._tally.total
         try:
             self.db.execute("BEGIN IMMEDIATE")
             yield
@@ -167,6 +179,8 @@ class Ledger:
         except BaseException as error:
             with suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
+            if self._tally is not None and before is not None:
+                self._tally.total = before
             if isinstance(error, sqlite3.OperationalError):  # the disk is full or read-only, say
                 raise _unusable(self.folder / "ledger.sqlite", error) from error
             raise
@@ -181,12 +195,40 @@ class Ledger:
             self.db.execute("COMMIT")
 
     def _digest(self) -> str:
-        """SHA-256 of what decides a result."""
+        """Of what decides a result."""
+        tally = self._counted() if self._tally is None else self._tally
+        own = self._hash_of([query for query in DECISIVE if " FROM sqlite_" in query])
+        return f"{TALLY}{own}:{tally.total:064x}"
+
+    def _hash_of(self, queries: Collection[str]) -> str:
+        """SHA-256 of all that these queries give; with all of `DECISIVE`, the digest of an earlier version."""
         found = hashlib.sha256()
-        for query in filter(self._can_ask, DECISIVE):
+        for query in filter(self._can_ask, queries):
             rows = [tuple(row) for row in self.db.execute(f"SELECT {query} ORDER BY 1, 2")]
             found.update(repr(rows).encode(errors="backslashreplace"))
         return found.hexdigest()
+
+    def _counted(self) -> Tally:
+        """The tally of all rows."""
+        tally = Tally()
+        for table, columns in TALLIED.items():
+            if self._has_table(table):
+                for row in self.db.execute(f"SELECT {', '.join(columns)} FROM {table}"):
+                    _count(tally, 1, table, *row)
+        return tally
+
+    def _watch(self) -> None:
+        """Let the tally follow every change of this connection; nothing of this is kept in the file."""
+        tally = self._counted()
+        self.db.execute("PRAGMA recursive_triggers = ON")  # what INSERT OR REPLACE replaces is deleted aloud
+        self.db.create_function("tally", -1, partial(_count, tally))
+        for table, columns in TALLIED.items():
+            new, old = (", ".join(f"{row}.{name}" for name in columns) for row in ("NEW", "OLD"))
+            gone, come = f"SELECT tally(-1, '{table}', {old});", f"SELECT tally(1, '{table}', {new});"
+            for what, does in (("INSERT", come), ("DELETE", gone), ("UPDATE", f"{gone} {come}")):
+                name = f"tally_{table}_{what.lower()}"
+                self.db.execute(f"CREATE TEMP TRIGGER {name} AFTER {what} ON main.{table} BEGIN {does} END")
+        self._tally = tally
 
     def _can_ask(self, query: str) -> bool:
         """Whether the table is there: a folder of an earlier version is checked before it gets the later ones."""
@@ -204,14 +246,28 @@ class Ledger:
         data = (row for table in tables for row in self._rows(f"SELECT sha256, data FROM {table} WHERE length(data)"))
         if (
             sound != "ok"
-            or self.get(DIGEST) not in (None, self._digest())
+            or not self._is_digest(self.get(DIGEST))
             or any(sha256(row["data"]) != row["sha256"] for row in data)
         ):
             raise FolderError(f"{path} has changed on disk; restore the folder from a backup")
 
+    def _is_digest(self, kept: str | None) -> bool:
+        """Whether this is the digest of the rows as they are, in its present form or in that of an earlier version."""
+        if kept is None:
+            return True
+        return kept == (self._digest() if kept.startswith(TALLY) else self._hash_of(DECISIVE))
+
     def _rows(self, query: str, *values: Any) -> list[Row]:
         try:
             return [dict(row) for row in self.db.execute(query, values)]
+        except (sqlite3.DatabaseError, UnicodeError) as error:
+            raise _unusable(self.folder / "ledger.sqlite", error) from error
+
+    def _each(self, query: str, *values: Any) -> Iterator[Row]:
+        """The same, never all in memory."""
+        try:
+            for row in self.db.execute(query, values):
+                yield dict(row)
         except (sqlite3.DatabaseError, UnicodeError) as error:
             raise _unusable(self.folder / "ledger.sqlite", error) from error
 
@@ -269,6 +325,10 @@ class Ledger:
             raise unknown("client", client, names)
         return client
 
+    def is_gone(self, client: str) -> bool:
+        """Whether a client left."""
+        return self._row("SELECT 1 FROM clients WHERE name = ? AND gone IS NOT NULL", client) is not None
+
     def gone(self) -> frozenset[str]:
         """The clients that left."""
         return frozenset(row["name"] for row in self._rows("SELECT name FROM clients WHERE gone IS NOT NULL"))
@@ -299,9 +359,13 @@ class Ledger:
         """A client's description does not count any more."""
         self.db.execute("DELETE FROM descriptions WHERE client = ?", (client,))
 
-    def spreads(self) -> list[Row]:
-        """The moments behind the landmarks, in the order of the clients' names."""
-        return self._rows("SELECT * FROM spreads ORDER BY client")
+    def spreads(self) -> Iterator[Row]:
+        """The moments behind the landmarks, in the order of the clients' names, one at a time."""
+        return self._each("SELECT * FROM spreads ORDER BY client")
+
+    def spread_of(self, client: str) -> Row | None:
+        """What is known of a client's moments, without them."""
+        return self._row("SELECT client, sha256, n, bytes FROM spreads WHERE client = ?", client)
 
     def write_spread(self, client: str, sha256: str, n: int, data: bytes) -> None:
         """Keep a client's moments in place of its former ones."""
@@ -388,6 +452,11 @@ class Ledger:
         """The contributions in the sum, or those not yet in it, in the order of the clients' names."""
         return self._rows("SELECT * FROM contributions WHERE folded = ? ORDER BY client", int(folded))
 
+    def n_contributions(self, *, folded: bool) -> int:
+        """How many contributions are in the sum, or not yet in it."""
+        query = "SELECT COUNT(*) FROM contributions WHERE folded = ?"
+        return int(self.db.execute(query, (int(folded),)).fetchone()[0])
+
     def contribution_of(self, client: str) -> Row | None:
         """A client's contribution."""
         return self._row("SELECT * FROM contributions WHERE client = ?", client)
@@ -455,6 +524,11 @@ class Ledger:
         rows = self._rows("SELECT client, sha256 FROM members WHERE publication = ? ORDER BY client", number)
         return {row["client"]: row["sha256"] for row in rows}
 
+    def member(self, number: int, client: str) -> str | None:
+        """The hash of what a client contributed to a publication; None if it is not in it."""
+        row = self._row("SELECT sha256 FROM members WHERE publication = ? AND client = ?", number, client)
+        return None if row is None else str(row["sha256"])
+
     def write_publication(self, members: Mapping[str, str], number: int, **values: str | int | float) -> None:
         """Keep a publication: from now on it is the current one."""
         self._insert("publications", number=number, created=time.time(), **values)
@@ -491,9 +565,9 @@ class Ledger:
 
     # ---------------------------------------------------------------------------- tables, metrics, refusals, events
 
-    def tables(self, number: int) -> list[Row]:
-        """The tables of left-out hits under a publication."""
-        return self._rows("SELECT * FROM tables WHERE publication = ? ORDER BY client", number)
+    def tables(self, number: int) -> Iterator[Row]:
+        """The tables of left-out hits under a publication, one at a time."""
+        return self._each("SELECT * FROM tables WHERE publication = ? ORDER BY client", number)
 
     def table_of(self, client: str, number: int) -> Row | None:
         """A client's table under a publication."""
@@ -584,6 +658,12 @@ class Ledger:
             if whole.search(row["reason"]):
                 reason = whole.sub("(forgotten)", row["reason"])
                 self.db.execute("UPDATE refusals SET reason = ? WHERE id = ?", (reason, row["id"]))
+
+
+def _count(tally: Tally, sign: int, table: str, *row: Any) -> None:
+    """A row that decides is there, or is not any more."""
+    if table != "meta" or row[0] not in NOT_COUNTED:
+        tally.count(sign, table, *row)
 
 
 def _pilot_file(what: str) -> str:

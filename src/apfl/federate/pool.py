@@ -73,6 +73,10 @@ class Pool:
         """Clients whose contribution is here but not in the sum."""
         return [row["client"] for row in self.ledger.contributions(folded=False)]
 
+    def n_pending(self) -> int:
+        """How many contributions are here but not in the sum."""
+        return self.ledger.n_contributions(folded=False)
+
     def holds_back(self, n_pending: int) -> bool:
         """Whether so many pending contributions wait for a cohort: after the first publication, while too few."""
         reopened = int(self.ledger.get("reopened") or 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +20,7 @@ import numpy as np
 from apfl.data.backbones import Backbone
 from apfl.data.device import device_of
 from apfl.data.extract.partial import Partial
-from apfl.data.extract.pipeline import HALF, through
+from apfl.data.extract.pipeline import HALF, Passed, through
 from apfl.data.hub_access import cache_folder
 from apfl.data.samples import Samples
 from apfl.data.source import ON_CORRUPT
@@ -63,10 +63,12 @@ def extract(
     on_corrupt: str = "refuse",
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     seconds_between_saves: float = 1.0,
+    passing: Callable[..., Generator[Passed, None, None]] = through,
 ) -> Extraction:
     """Make sure that ``path`` holds the features of ``samples``; compute what is missing.
 
     ``workers`` processes decode images (default: on a GPU one for each core but one; on a CPU none, but threads).
+    ``passing`` takes the samples through the backbone, as `through` does.
     """
     _check(samples, backbone, on_corrupt)
     where = device_of(device)
@@ -83,7 +85,7 @@ def extract(
         begun = partial.rows
         _refuse_or_not({samples.where(row): why for row, why in partial.skipped.items()}, on_corrupt)
         on_progress(begun, len(samples))
-        passed = through(
+        passed = passing(
             samples, backbone, where, start=begun, size=size, mixed_precision=mixed_precision, workers=workers
         )
         with closing(passed):  # ends its processes now, not when Python gets round to it

@@ -30,7 +30,7 @@ from apfl.maths.leaveout import echo, hashed_copies, row_hashes
 from apfl.maths.machine import n_cores, threads
 from apfl.maths.normalise import check_features
 
-__all__ = ["Pass", "pass_bytes"]
+__all__ = ["Pass", "file_state", "pass_bytes"]
 
 ENTRIES = 2**24  # float64 numbers of the rows that are mapped at a time
 FEWEST, MOST = 256, 8192  # rows at a time
@@ -54,6 +54,7 @@ class Pass:
     share: float = 1.0
     show: Progress = lambda done, total: None
     every: float = EVERY
+    n_threads: int | None = None  # they decide the last digits; default: one for each core
     done: dict[str, list[Any]] = field(default_factory=dict, init=False)  # path -> size, time, of a finished file
 
     def __post_init__(self) -> None:
@@ -67,19 +68,19 @@ class Pass:
             raise InputError(f"{twice[0]} given twice; name every file once")
 
     def run(self) -> Part:
-        """Sum up what is not yet in the partial file, and write the part; on all cores, whatever is set outside.
+        """Sum up what is not yet in the partial file, and write the part; on all cores, unless it is told how many.
 
         The number of threads decides the last digits of a sum, and a killed pass must go on to the same bytes.
         """
         with (
-            threads(n_cores()),
+            threads(self.n_threads or n_cores()),
             hold(self.out.with_name(f".{self.out.name}.lock"), what=self.out, private=True) as lock,
         ):
             part = self._begun()
             waiting = [path for path in self.files if _name(path) not in self.done]
             shards = [_Shard(self.stage.terms, open_rows(path, **self.options), self.share) for path in waiting]
             for path, shard in zip(waiting, shards, strict=True):
-                shard.state = _state(path)
+                shard.state = file_state(path)
             part = self._all(part, shards)
             write_part(part, self.out)
             self.unfinished.unlink(missing_ok=True)
@@ -126,7 +127,7 @@ class Pass:
             return None
         part, header = opened(self.unfinished.read_bytes(), self.stage, str(self.unfinished))
         self.done = dict(header["done"])
-        present = {_name(path): _state(path) for path in self.files}
+        present = {_name(path): file_state(path) for path in self.files}
         for name, state in self.done.items():
             if present.get(name) != state:
                 how = "has changed since" if name in present else "is not given now"
@@ -200,7 +201,7 @@ def _name(path: Path) -> str:
     return str(path.absolute())
 
 
-def _state(path: Path) -> list[int]:
+def file_state(path: Path) -> list[int]:
     """What tells a file from a later one of the same name."""
     try:
         found = path.stat()
