@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from apfl.cli.options import DeviceOption, data_options
+from apfl.cli.options import EVERY, DeviceOption, data_options
 from apfl.cli.progress import Counter, err, out
 from apfl.data.backbones import Backbone
 from apfl.data.extract.features import Extraction, extract
@@ -25,7 +25,7 @@ BatchSizeOption = Annotated[
 ]
 
 
-@data_options(argument=True)
+@data_options(argument=True, only=[name for name in EVERY if name != "target"])
 def features(
     source: Source,
     target: Annotated[

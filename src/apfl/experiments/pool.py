@@ -37,7 +37,7 @@ class Event:
 
     kind: str
     job: Job
-    info: Any = None  # the number of the round, the accuracy, or why it failed
+    info: Any = None  # the number of the round, the result in words, or why it failed
 
 
 @contextmanager
