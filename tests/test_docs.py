@@ -71,10 +71,11 @@ def test_snippets_of_the_python_page_run(tmp_path, monkeypatch):
     X, y = X[:200], y[:200]
     site = np.array(["hospital-a", "hospital-b"])[np.arange(200) % 2]
     names = {"X": X, "y": y, "site": site, "X_new": X, "site_new": site}
-    estimator, weights, regressor, pieces = python_blocks("docs/python.md")
+    estimator, weights, regressor, labels, pieces = python_blocks("docs/python.md")
     exec(estimator, names)
     exec(weights, dict(names, w=np.arange(200.0)))
     exec(regressor, dict(names, y=X[:, 20]))
+    exec(labels, {})
     assert names["clf"].clients_ == ["hospital-a"]
     assert (tmp_path / "a.safetensors").exists()
     alone: dict[str, object] = {}  # the pieces need nothing but themselves

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from apfl.data.federation import Shard
+from apfl.data.targets import Target
 from apfl.errors import InputError
 from apfl.methods import Method, Round
 from apfl.models.file import Container, Model
@@ -25,7 +26,7 @@ def check_method(method: Method | type[Method]) -> None:
     """Raise an AssertionError with a sentence if the method breaks a promise that `apfl run` and `bench` rely on.
 
     Give a class to check its default settings, or an instance with settings that keep it quick. The federation is a
-    small one of clusters that any classifier can tell apart.
+    small one of clusters that any classifier can tell apart. What it ``predicts`` beside classes is checked too.
 
     >>> from apfl import load_method
     >>> check_method(load_method("local_ridge", d=32))
@@ -38,6 +39,9 @@ def check_method(method: Method | type[Method]) -> None:
     _check_rounds(name, method)
     _check_learning(name, method)
     _check_personal(name, method)
+    for target in method.predicts:
+        if target != "classification":
+            _check_targets(name, method, target)
     try:
         list(method.rounds([], N_CLASSES, 0))
     except InputError:
@@ -83,11 +87,11 @@ def _check_rounds(name: str, method: Method) -> None:
         _require(same, f"{name} changes the rows that it is given")
 
 
-def _check_models(name: str, last: Round, clients: Sequence[Shard]) -> None:
+def _check_models(name: str, last: Round, clients: Sequence[Shard], n_columns: int = N_CLASSES) -> None:
     _require(len(last.models) == len(clients), f"{name} gives {len(last.models)} models to {len(clients)} clients")
     for model, shard in zip(last.models, clients, strict=True):
         _require(isinstance(model, Model), f"{name} gives a {type(model).__name__}, which is not an apfl.Model")
-        shape, expected = tuple(model.scores(shard.features).shape), (len(shard), N_CLASSES)
+        shape, expected = tuple(model.scores(shard.features).shape), (len(shard), n_columns)
         _require(shape == expected, f"a model of {name} gives scores {shape}; expected {expected}")
         _require(isinstance(model.container(), Container), f"a model of {name} has no Container to be written as")
 
@@ -117,6 +121,34 @@ def _check_personal(name: str, method: Method) -> None:
         _require(n_late == 2, f"`admit` of {name} gives {n_late} models to 2 late clients")
 
 
+def _check_targets(name: str, method: Method, target: Target) -> None:
+    """Numbers or several labels are learnt on fresh rows, the same again from the same seed, and by late clients."""
+    clients, fresh = _targets([30] * 4, target), _targets([30] * 4, target, seed=1)
+    last, again = _last(method, clients, 2), _last(method, clients, 2)
+    _check_models(name, last, clients, 2)
+    for model, other, shard in zip(last.models, again.models, fresh, strict=True):
+        scores = model.scores(shard.features).double()
+        same = torch.equal(scores, other.scores(shard.features).double())
+        _require(same, f"{name} gives other models for {target} when it is run again with the same seed")
+        truth = shard.responses(2)
+        if target == "regression":
+            left = float((scores - truth).square().mean() / (truth - truth.mean(0)).square().mean())
+            _require(left < 0.5, f"{name} leaves {left:.0%} of the variance of numbers that clusters decide")
+        else:
+            right = float(((scores > 0.5) == (truth > 0.5)).double().mean())
+            _require(right > 0.9, f"{name} gets {right:.0%} of labels right that any linear model can tell apart")
+    if last.admit is not None:
+        _check_models(name, replace(last, models=last.admit(fresh)), fresh, 2)
+
+
+def _targets(sizes: Sequence[int], target: Target, seed: int = 0) -> list[Shard]:
+    """The clusters with numbers, or with labels that two of three clusters have, in place of classes."""
+    numbers = torch.tensor([[1.0, -1.0], [-1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    labels = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
+    of_class = numbers if target == "regression" else labels
+    return [replace(each, targets=of_class[each.labels], target=target) for each in _clusters(sizes, seed)]
+
+
 def _clusters(sizes: Sequence[int], seed: int = 0, *, skew: bool = False) -> list[Shard]:
     """Clients whose classes are clusters around the same centres, far apart; with ``skew`` each has two classes."""
     rng, centres = np.random.default_rng(seed), 4 * np.eye(N_CLASSES, 8)
@@ -125,8 +157,8 @@ def _clusters(sizes: Sequence[int], seed: int = 0, *, skew: bool = False) -> lis
     return [Shard(torch.from_numpy(x).float(), torch.from_numpy(y)) for x, y in zip(rows, drawn, strict=True)]
 
 
-def _last(method: Method, clients: Sequence[Shard]) -> Round:
-    (*_, last) = method.rounds(clients, N_CLASSES, 0)
+def _last(method: Method, clients: Sequence[Shard], n_columns: int = N_CLASSES) -> Round:
+    (*_, last) = method.rounds(clients, n_columns, 0)
     return last
 
 

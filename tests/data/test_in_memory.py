@@ -92,7 +92,11 @@ def test_class_names_and_images_of_a_hugging_face_dataset_are_kept():
         (X, {}, "ndarray given as data; give a name or path, features with labels"),
         (X, {"labels": Y[:9]}, "240 rows of features and 9 labels given"),
         (X, {"labels": [None] * 240}, "240 of 240 labels of in memory are missing"),
-        (X, {"labels": Y + 0.5}, "in memory: 'labels' are float64, for example 0.5; expected integers or strings"),
+        (
+            X,
+            {"labels": Y + 0.5, "target": "classification"},
+            "in memory: 'labels' are float64, for example 0.5; expected integers or strings",
+        ),
         (X[0], {"labels": Y[:1]}, r"'features' is float64 of shape \(64,\)"),
         (X, {"labels": Y, "columns": {"site": SITE[:5]}}, r"column 'site' is <U5 with shape \(5,\); .* the 240 rows"),
         (X, {"labels": Y, "columns": {"site": 3.5}}, r"column 'site' is float64 with shape \(\); it must"),

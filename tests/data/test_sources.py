@@ -181,7 +181,10 @@ def test_the_chosen_columns_are_part_of_what_the_data_are(tmp_path: Path) -> Non
     ("options", "message"),
     [
         ({}, r"no column 'label' \(it has: .*species"),
-        ({"label_column": "f3"}, "labels in 'f3' are float64, for example .*; expected integers or strings"),
+        (
+            {"label_column": "f3", "target": "classification"},
+            "labels in 'f3' are float64, for example .*; expected integers or strings",
+        ),
         ({"label_column": "species", "feature_column": "g"}, "numbered columns: f"),
         ({"label_column": "species", "revision": "main"}, "--revision given, which is of no use"),
     ],

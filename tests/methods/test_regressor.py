@@ -19,6 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from apfl import APFLRegressor, InputError
 from apfl.maths.regression import DECADES, GAMMAS, Block, choose, fit_client, number_statistics, shares, solve, squared
 from apfl.maths.ridge import total
+from apfl.maths.ridge_cv import plain_ridge
 
 
 @parametrize_with_checks([APFLRegressor()])
@@ -103,10 +104,49 @@ def test_the_average_is_that_of_the_models_by_their_shares():
     expected, kept = 0.0, [one for one in model.chosen_["models"] if one["share"]]
     assert len(kept) > 1
     for one in kept:
+        if one["map"].startswith("plain"):
+            expected = expected + one["share"] * plain(X, y, site, alone=one["weight"] == 0)
+            continue
         settings = {key: one[key] for key in ("map", "gamma", "weight", "beta", "balance")}
         expected = expected + one["share"] * APFLRegressor(**settings).fit(X, y, clients=site).predict(X, site)
     assert model.chosen_["alone"] == []
     np.testing.assert_allclose(model.predict(X, site), expected, rtol=1e-9)
+
+
+def plain(X, y, site, *, alone: bool) -> np.ndarray:
+    """scikit-learn's ridge over everyone's rows or the client's own."""
+    found = np.zeros(len(y))
+    for k in np.unique(site):
+        own, where = (site == k if alone else site >= 0), site == k
+        model = make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 13)))
+        found[where] = model.fit(X[own], y[own]).predict(X[where])
+    return found
+
+
+@pytest.mark.parametrize(("n", "d"), [(60, 5), (30, 40)])
+def test_a_plain_ridge_is_that_of_scikit_learn_and_its_left_out_errors_those_of_refitting(n, d):
+    rng = np.random.default_rng(n)
+    X = 5 + rng.normal(size=(n, d)) * np.logspace(-2, 2, d)
+    y = X[:, :1] / X[:, :1].std() + rng.normal(size=(n, 2))
+    found = plain_ridge(torch.from_numpy(X), torch.from_numpy(y))
+    expected = make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 13))).fit(X, y)
+    assert found.ridge == pytest.approx(expected[-1].alpha_)
+    np.testing.assert_allclose(X @ found.weights.numpy() + found.intercept.numpy(), expected.predict(X), rtol=1e-9)
+    groups = torch.arange(n) // 3
+    together = plain_ridge(torch.from_numpy(X), torch.from_numpy(y), groups, [found.ridge]).left_out
+    Z = StandardScaler().fit_transform(X)  # of all rows, as in scikit-learn's own choice
+    for rows, left in ((np.arange(n) == 4, found.left_out), (np.arange(n) // 3 == 2, together)):
+        ridge = Ridge(found.ridge).fit(Z[~rows], y[~rows])
+        np.testing.assert_allclose(left[rows], y[rows] - ridge.predict(Z[rows]), atol=1e-8)
+
+
+def test_what_weighs_before_any_row_is_seen_multiplies_likelihoods():
+    errors = [torch.rand(2, 30, dtype=torch.float64)]
+    alike = [torch.stack([errors[0][0], errors[0][0]])]
+    np.testing.assert_allclose(shares(alike, 0, torch.tensor([3.0, 1.0])), [0.75, 0.25], atol=1e-9)
+    np.testing.assert_allclose(shares(errors, 0, torch.tensor([2.0, 2.0])), shares(errors, 0), atol=1e-9)
+    none = [torch.full((2, 3), torch.nan, dtype=torch.float64)]
+    np.testing.assert_allclose(shares(none, 0, torch.tensor([3.0, 1.0])), [0.75, 0.25])
 
 
 def rmse(model, X, y, site, test) -> float:
@@ -183,7 +223,7 @@ def test_columns_clients_and_several_targets():
     with pytest.warns(UserWarning, match="no client 'nroth' \\(did you mean 'north'"):
         plain.predict(X[:2], "nroth")
     chosen = plain.chosen_
-    assert chosen["map"] == "linear"
+    assert chosen["map"] in ("linear", "plain, pooled")
     assert 0.9 < chosen["left_out_r2"] < 1
 
 

@@ -34,6 +34,7 @@ from apfl.experiments.seeds import seeds_of
 from apfl.experiments.worker import Job, Setting
 from apfl.files import replacing
 from apfl.maths.machine import available, n_cores
+from apfl.methods import check_predicts
 from apfl.report.terminal import results_table
 from apfl.report.units import human_bytes
 
@@ -172,6 +173,8 @@ def _check_federations(todo: Iterable[Cell], dataset: Dataset) -> None:
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         progress.add_task("checking the federations", total=None)
+        for cell in todo:
+            check_predicts(cell.name, cell.method, dataset.target)
         drawn = [(cell.protocol, cell.seed) for cell in todo]
         drawn += [(cell.protocol, cell.tuning_seed) for cell in todo if cell.tune]
         for protocol, seed in dict.fromkeys(drawn):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from apfl.cli.executors import OnOption, SlurmOption, executor_of
-from apfl.cli.options import DeviceOption, data_options
+from apfl.cli.options import EVERY, DeviceOption, data_options
 from apfl.cli.progress import Counter, err, out
 from apfl.data.backbones import Backbone
 from apfl.data.device import device_of
@@ -28,7 +28,7 @@ BatchSizeOption = Annotated[
 ]
 
 
-@data_options(argument=True)
+@data_options(argument=True, only=[name for name in EVERY if name != "target"])
 def features(
     source: Source,
     target: Annotated[

@@ -125,7 +125,7 @@ def verify(
         raise InputError(f"bits {bits} given; it must be 0 or from 8 to 32")
     if not (gamma > 0 and beta > 0):
         raise InputError(f"gamma {gamma} and beta {beta} given; both must be greater than 0")
-    dataset = load_dataset(data)
+    dataset = load_dataset(data, target="classification")
     federation = federate(dataset, protocol_of(clients, alpha, partition, client_column, minimum=minimum), seed)
     table = Table(
         "statement", "relative difference", "allowed", "holds", title=f"{dataset.name}, {len(federation.train)} clients"

@@ -14,6 +14,7 @@ from apfl.data.source import Source
 from apfl.errors import InputError
 
 __all__ = [
+    "EVERY",
     "TABLE",
     "AlphaOption",
     "ClientColumnOption",

@@ -8,7 +8,7 @@ from typer.core import TyperCommand
 __all__ = ["PANELS", "PanelCommand"]
 
 # The fields of `Source`, which needs torch and is therefore not imported; a test compares.
-DATA = "data backbone pooling revision backbone_revision splits image_column text_column label_column "
+DATA = "data backbone pooling revision backbone_revision splits image_column text_column label_column target "
 DATA += "feature_column features drop encode categories on_corrupt"
 DEALT = "clients alpha partition client_column test_column group_column test_fraction minimum classes_per_client"
 
@@ -23,7 +23,7 @@ PANELS: dict[str, dict[str, str]] = {
     }
     | {"Output": "folder jobs threads device dry_run help"},
     "rerun": {"Data": DATA, "Record": "method seed clients alpha device help"},
-    "features": {"Data": DATA, "Output": "target batch_size device mixed_precision help"},
+    "features": {"Data": DATA.replace(" target", ""), "Output": "target batch_size device mixed_precision help"},
     "federate server": {"Connection": "name host port secure"}
     | {
         "Terms": "quorum min_cohort min_per_class max_rows max_share wire classes n_features masked seed settings",

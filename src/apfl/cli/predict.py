@@ -24,7 +24,9 @@ from apfl.data.sources.vectors import accepts as is_table
 from apfl.errors import InputError, optional, printable
 from apfl.files import replacing
 from apfl.maths.encoding import Encoding
+from apfl.models.base import ClientModel
 from apfl.models.file import Model, about, model_of, read
+from apfl.models.predict import HALF, numbers_of
 from apfl.models.undecided import in_words, undecided
 
 __all__ = ["predict", "whose"]
@@ -65,6 +67,9 @@ def predict(
     loaded, facts = model_of(container), about(container)
     dataset = _rows(replace(source, data=file), facts, device)
     scores = loaded.scores(dataset.features)
+    if facts.get("target", "classification") != "classification":
+        _predict_targets(loaded, facts, dataset, scores, target, id_column, probabilities)
+        return
     reasons = undecided(loaded, dataset.features, scores)
     names = list(loaded.class_names or [str(i) for i in range(scores.shape[1])])
     best = zip(scores.argmax(1).tolist(), reasons.tolist(), strict=True)
@@ -76,6 +81,28 @@ def predict(
     if bool(reasons.any()):
         err.print(f"{in_words(reasons)}; these are left empty", soft_wrap=True, highlight=False)
     _tell_accuracy(dataset, predicted, names)
+
+
+def _predict_targets(
+    model: ClientModel,
+    facts: Mapping[str, Any],
+    dataset: Dataset,
+    scores: Tensor,
+    target: Path | None,
+    id_column: str | None,
+    probabilities: bool,
+) -> None:
+    """Write a column for each number or label, under its name."""
+    if probabilities:
+        raise InputError(f"--probabilities given, but this model is for {facts['target']}: leave it out")
+    names = list(model.class_names or [str(i) for i in range(scores.shape[1])])
+    if facts["target"] == "regression":
+        found: list[list[Any]] = numbers_of(facts, scores).T.tolist()
+    else:
+        found = (scores > HALF).long().T.tolist()
+    ids = _ids(dataset, id_column)
+    headers = [f"predicted {name}" for name in names]
+    _write(ids | dict(zip(headers, found, strict=True)), target, whose(facts))
 
 
 def whose(facts: Mapping[str, Any]) -> str:
@@ -138,7 +165,7 @@ def _probabilities(
 
 
 def _tell_accuracy(dataset: Dataset, predicted: Sequence[str | None], names: Sequence[str]) -> None:
-    if not dataset.class_names:
+    if not dataset.class_names or dataset.target != "classification":
         return
     labels = np.array(dataset.class_names)[dataset.labels.numpy()]
     if not set(labels.tolist()) & set(names):
@@ -150,7 +177,7 @@ def _tell_accuracy(dataset: Dataset, predicted: Sequence[str | None], names: Seq
 
 
 def _write(columns: Mapping[str, Sequence[Any]], target: Path | None, by: str) -> None:
-    n = len(columns["predicted"])
+    n = len(next(iter(columns.values())))
     if target is None:
         _write_csv(columns, sys.stdout)
         if by:
@@ -169,12 +196,12 @@ def _write(columns: Mapping[str, Sequence[Any]], target: Path | None, by: str) -
 def _write_csv(columns: Mapping[str, Sequence[Any]], stream: Any) -> None:
     writer = csv.writer(stream)
     writer.writerow(columns)
-    n_ids = list(columns).index("predicted")  # an id is repeated as it is
+    n_ids = next(i for i, name in enumerate(columns) if name.startswith("predicted"))  # an id is repeated as it is
     for row in zip(*columns.values(), strict=True):
         writer.writerow([*row[:n_ids], *map(_text, row[n_ids:])])
 
 
-def _text(value: str | float | None) -> str:
+def _text(value: str | float | int | None) -> str:
     if value is None:
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else value
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -64,7 +64,7 @@ def tell_hints(dataset: Dataset, protocol: Protocol) -> None:
 
 def ended(n: int, total: int, record: Record) -> None:
     """A line in the log for a record that is on disk."""
-    line(f"{n}/{total} {record.method}, seed {record.seed}: {100 * record.accuracy_client_mean:.2f} %")
+    line(f"{n}/{total} {record.method}, seed {record.seed}: {record.headline.said(record.score, 2)}")
 
 
 class Counter:
@@ -133,5 +133,5 @@ class Board:
             self.progress.advance(self.all)
             if job.key in self.running:
                 self.progress.remove_task(self.running.pop(job.key))
-            how = f"{100 * event.info:.2f} %" if event.kind == "done" else "FAILED"
+            how = str(event.info) if event.kind == "done" else "FAILED"
             line(f"{self.ended}/{self.total} {name} {how}")

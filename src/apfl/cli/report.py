@@ -39,7 +39,14 @@ FederationOption = Annotated[
     str | None,
     typer.Option(help="Keep only federations whose name contains this, for example 'alpha 0.1'.", show_default=False),
 ]
-MetricOption = Annotated[str, typer.Option(help=f"Metric: {', '.join(METRICS)}.")]
+MetricOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Metric: {', '.join(METRICS)}. \\[default: accuracy_client_mean, of numbers rmse_client_mean, of several "
+        "labels map_client_mean]",
+        show_default=False,
+    ),
+]
 
 
 def table(
@@ -48,7 +55,7 @@ def table(
     target: Annotated[
         Path | None, typer.Option("--out", help="File to write. \\[default: standard output]", show_default=False)
     ] = None,
-    metric: MetricOption = "accuracy_client_mean",
+    metric: MetricOption = None,
     methods: MethodsOption = None,
     federation: FederationOption = None,
     against: AgainstOption = None,
@@ -75,9 +82,10 @@ def table(
         _deliver(FORMATS[style](compared, digits), target)
 
 
-def _front(sheet: Sheet, style: str, target: Path | None, digits: int, metric: str) -> None:
-    if metric != "accuracy_client_mean":
-        raise InputError(f"--pareto with --metric {metric} given; it compares accuracy_client_mean: leave --metric out")
+def _front(sheet: Sheet, style: str, target: Path | None, digits: int, metric: str | None) -> None:
+    first = sheet.headline.metric
+    if metric not in (None, first):
+        raise InputError(f"--pareto with --metric {metric} given; it compares {first}: leave --metric out")
     if style == "terminal" and target is None:
         out.print(pareto_terminal(sheet, digits))
         return

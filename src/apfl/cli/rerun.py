@@ -14,6 +14,7 @@ from apfl.cli.progress import out
 from apfl.data.device import float64_device
 from apfl.data.load import Source, load_data
 from apfl.data.registry import is_path
+from apfl.experiments.record import Record
 from apfl.experiments.rerun import differences, run_again, select
 from apfl.methods import METHODS
 from apfl.report.sheet import read
@@ -54,11 +55,16 @@ def rerun(
     method_file = method if method is not None and is_path(method) else None
     again = run_again(one, dataset, float64_device(device or one.device), method_file)
     differing = differences(one, again)
-    what = f"{one.method}, seed {one.seed}: accuracy {100 * one.accuracy_client_mean:.4f} % then"
+    what = f"{one.method}, seed {one.seed}: {_said(one)} then"
     if not differing:
         out.print(f"matched: {what} and now, and every other number", soft_wrap=True)
         return
-    out.print(f"DIFFERS: {what}, {100 * again.accuracy_client_mean:.4f} % now", soft_wrap=True)
+    out.print(f"DIFFERS: {what}, {_said(again)} now", soft_wrap=True)
     for line in differing:
         out.print(f"  {line}", soft_wrap=True)
     raise typer.Exit(1)
+
+
+def _said(record: Record) -> str:
+    first = record.headline
+    return f"accuracy {first.said(record.score, 4)}" if first.key == "accuracy" else first.said(record.score, 4)

@@ -107,6 +107,8 @@ def run(
     study = Study(dataset, protocol, chosen, seed_list, folder, where, save, source.changed())
     names = study.federations[seed_list[0]].names  # dealt out, or refused, before anything is said or written
     tell_hints(dataset, protocol)
+    if dataset.target != "classification" and source.target is None:
+        err.print(_detected(dataset.target, dataset.class_names), soft_wrap=True, highlight=False)
     records: list[Record] = []
     try:
         with threads(n_threads), _Steps() as steps:
@@ -135,6 +137,12 @@ def run(
     if save:
         out.print(f"models: {folder / 'models'}", soft_wrap=True)
         _print_clients(names)
+
+
+def _detected(target: str, names: Sequence[str]) -> str:
+    """What the columns to predict were taken for."""
+    why = {"regression": "numbers that are not whole, or several columns", "multilabel": "several columns of 0 and 1"}
+    return f"target: {target} ({listed(list(names))}: {why[target]}); --target says otherwise"
 
 
 def _print_gains(study: Study, records: Sequence[Record]) -> None:

@@ -12,10 +12,14 @@ from torch import Tensor
 
 from apfl.data.missing import refuse_missing
 from apfl.data.raw import Raw
+from apfl.data.targets import Scale, Target, alike
 from apfl.errors import InputError, unknown
 from apfl.maths.encoding import Encoding
+from apfl.maths.ridge import one_hot
 
 __all__ = ["Dataset", "Federation", "Shard", "counted", "values_of"]
+
+NOUNS: Mapping[Target, str] = {"classification": "class", "regression": "target", "multilabel": "label"}
 
 
 def values_of(column: str, file: str) -> str:
@@ -53,11 +57,13 @@ class Dataset:
         None  # columns that are still to be encoded, once training rows are known: then features are zeros
     )
     encoding: Encoding | None = None  # that made the features of a table's columns
+    targets: Tensor | None = None  # (n, c), float64: numbers or 0/1, named by ``class_names``; labels are codes of them
+    target: Target = "classification"
 
     def __repr__(self) -> str:
         others = f", columns {', '.join(self.columns)}" if self.columns else ""
         size = f"{counted(len(self.labels), 'row')}, {counted(self.features.shape[1], 'feature')}"
-        return f"Dataset({self.name!r}, {size}, {counted(len(self.class_names), 'class')}{others})"
+        return f"Dataset({self.name!r}, {size}, {counted(len(self.class_names), NOUNS[self.target])}{others})"
 
     def column(self, name: str) -> np.ndarray:
         """A column by name, to be used: one that is not there, or that has missing values, is an error."""
@@ -80,8 +86,14 @@ class Shard:
     groups: Tensor | None = None  # (n,): rows of one group (a patient, say) stay together
     shared: Tensor | None = None  # (n,), bool: rows that a federation may have the sums of; without it, all
     weights: Tensor | None = None  # (n,), float64, above 0: what rows weigh in sums (of estimators); without it, one
+    targets: Tensor | None = None  # (n, c), float64: standardised numbers, or 0 and 1; without it, classes
+    target: Target = "classification"
 
     def __post_init__(self) -> None:
+        if (self.targets is None) != (self.target == "classification"):
+            raise InputError(
+                f"target={self.target!r} {'with' if self.targets is not None else 'without'} targets given"
+            )
         if self.features.ndim != 2 or self.labels.shape != self.features.shape[:1]:
             raise InputError(
                 f"features {tuple(self.features.shape)} and labels {tuple(self.labels.shape)} given; "
@@ -96,8 +108,20 @@ class Shard:
 
     def where(self, rows: Tensor) -> Shard:
         """The rows of this mask, or of these indices."""
-        others = (None if each is None else each[rows] for each in (self.groups, self.shared, self.weights))
-        return Shard(self.features[rows], self.labels[rows], *others)
+        groups, shared, weights = (
+            None if each is None else each[rows] for each in (self.groups, self.shared, self.weights)
+        )
+        targets = None if self.targets is None else self.targets[rows]
+        return Shard(self.features[rows], self.labels[rows], groups, shared, weights, targets, self.target)
+
+    def responses(self, n_columns: int) -> Tensor:
+        """Y (n, c), float64: the targets, or the classes as indicators."""
+        return one_hot(self.labels, n_columns) if self.targets is None else self.targets
+
+    @property
+    def alike(self) -> Tensor:
+        """Equal codes for rows with equal Y, (n,)."""
+        return self.labels if self.targets is None else alike(self.targets)
 
     def only_shared(self) -> Shard:
         """The rows that a federation may have the sums of."""
@@ -114,7 +138,12 @@ class Shard:
         if self.weights is not None or other.weights is not None:
             weights = torch.cat([self.weighing, other.weighing])
         features, labels = torch.cat([self.features, other.features]), torch.cat([self.labels, other.labels])
-        return Shard(features, labels, groups, weights=weights)
+        if self.target != other.target:
+            raise InputError(f"rows for {self.target} and for {other.target} given; a client has rows of one kind")
+        targets = None
+        if self.targets is not None and other.targets is not None:
+            targets = torch.cat([self.targets, other.targets])
+        return Shard(features, labels, groups, weights=weights, targets=targets, target=self.target)
 
     @property
     def weighing(self) -> Tensor:
@@ -123,8 +152,9 @@ class Shard:
 
     def to(self, device: torch.device | str) -> Shard:
         """The shard on another device."""
-        weights = None if self.weights is None else self.weights.to(device)
-        return Shard(self.features.to(device), self.labels.to(device), self.groups, self.shared, weights)
+        weights, targets = (None if each is None else each.to(device) for each in (self.weights, self.targets))
+        features, labels = self.features.to(device), self.labels.to(device)
+        return Shard(features, labels, self.groups, self.shared, weights, targets, self.target)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +170,7 @@ class Federation:
     test: Sequence[Shard]
     class_names: tuple[str, ...]
     names: Sequence[str] = ()
+    scale: Scale | None = None  # of numbers: shards have them standardised by it
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -162,14 +193,20 @@ class Federation:
         rows = [sum(map(len, shards)) for shards in (self.train, self.test)]
         return (
             f"Federation({counted(len(self.names), 'client')}: {shown}; {rows[0]} training and {rows[1]} test rows, "
-            f"{counted(self.train[0].features.shape[1], 'feature')}, {counted(self.n_classes, 'class')})"
+            f"{counted(self.train[0].features.shape[1], 'feature')}, {counted(self.n_classes, NOUNS[self.target])})"
         )
 
     @property
     def n_classes(self) -> int:
+        """c, the number of columns of Y."""
         return len(self.class_names)
+
+    @property
+    def target(self) -> Target:
+        """What its models predict."""
+        return self.train[0].target
 
     def to(self, device: torch.device | str) -> Federation:
         """The federation on another device."""
         train, test = [s.to(device) for s in self.train], [s.to(device) for s in self.test]
-        return Federation(train, test, self.class_names, self.names)
+        return Federation(train, test, self.class_names, self.names, self.scale)

@@ -15,20 +15,32 @@ import torch
 from apfl.data.federation import Dataset, Federation
 from apfl.data.missing import as_array, missing, refuse_missing
 from apfl.data.sources.features import checked_features, coded_labels, plain_column
+from apfl.data.targets import read_targets
 from apfl.errors import InputError, optional
 from apfl.models.predict import array_of
 
 __all__ = ["from_arrays", "from_federation", "is_table", "with_columns", "with_identity", "write_table"]
 
 
-def from_arrays(name: str, features: Any, labels: Any, columns: Mapping[str, Any]) -> Dataset:
-    """Features (n, l) and labels (n,); ``columns`` have n entries each, to name clients, groups and test rows."""
+def from_arrays(
+    name: str, features: Any, labels: Any, columns: Mapping[str, Any], target: str | None = None
+) -> Dataset:
+    """Features (n, l) and labels (n,), or targets (n,) or (n, c) as `read_targets` tells them apart.
+
+    ``columns`` have n entries each, to name clients, groups and test rows.
+    """
     where, values = Path(name), _labels(name, labels)
     rows = checked_features(where, array_of(features))
-    coded, class_names = coded_labels(where, values)
-    if len(coded) != len(rows):
-        raise InputError(f"{len(rows)} rows of features and {len(coded)} labels given; there must be one for each row")
-    return with_identity(with_columns(Dataset(name, rows, torch.from_numpy(coded), class_names), columns))
+    if len(values) != len(rows):
+        raise InputError(f"{len(rows)} rows of features and {len(values)} labels given; there must be one for each row")
+    called = [str(each) for each in labels.columns] if hasattr(labels, "columns") else None
+    targets = read_targets(name, values, target, called)
+    if targets is None:
+        coded, class_names = coded_labels(where, values.reshape(-1))
+        made = Dataset(name, rows, torch.from_numpy(coded), class_names)
+    else:
+        made = Dataset(name, rows, targets.codes, targets.names, targets=targets.values, target=targets.kind)
+    return with_identity(with_columns(made, columns))
 
 
 def _labels(name: str, given: Any) -> np.ndarray:
@@ -65,9 +77,10 @@ def _entries(column: np.ndarray) -> list[Any]:
 def with_identity(dataset: Dataset) -> Dataset:
     """The dataset with the hash of all it holds, by which records tell it from others."""
     digest = hashlib.sha256(dataset.features.contiguous().numpy().tobytes())
-    digest.update(dataset.labels.numpy().tobytes())
+    digest.update((dataset.labels if dataset.targets is None else dataset.targets.contiguous()).numpy().tobytes())
     columns = {name: column.tolist() for name, column in sorted(dataset.columns.items())}
-    digest.update(json.dumps([tuple(dataset.features.shape), dataset.class_names, columns]).encode())
+    what = [tuple(dataset.features.shape), dataset.class_names, columns]
+    digest.update(json.dumps(what if dataset.targets is None else [*what, dataset.target]).encode())
     return replace(dataset, sha256=digest.hexdigest())
 
 
@@ -84,7 +97,13 @@ def from_federation(name: str, federation: Federation) -> Dataset:
     features, labels = (
         torch.cat([getattr(shard, each) for *_, shard in sides]).cpu() for each in ("features", "labels")
     )
-    return with_identity(Dataset(name, features.float(), labels, federation.class_names, columns))
+    made = Dataset(name, features.float(), labels, federation.class_names, columns)
+    parts = [shard.targets for *_, shard in sides if shard.targets is not None]
+    if not parts:
+        return with_identity(made)
+    values = torch.cat(parts).cpu()
+    values = values if federation.scale is None else federation.scale.undo(values)
+    return with_identity(replace(made, targets=values, target=federation.target))
 
 
 def _sides(federation: Federation) -> tuple[Any, Any]:

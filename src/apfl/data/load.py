@@ -121,13 +121,13 @@ def _opened(data: Any, read: Source, labels: Any) -> Dataset | Samples:
         return _from_images(data, read) if holds_images(data) else _from_table(data, read)
     _refuse_options(data, read)
     if labels is not None:
-        return from_arrays(read.data, data, labels, {})
+        return from_arrays(read.data, data, labels, {}, read.target)
     if isinstance(data, Dataset):
         return data
     if isinstance(data, Federation):
         return from_federation(read.data, data)
     if isinstance(data, tuple) and len(data) == 2:
-        return from_arrays(read.data, *data, {})
+        return from_arrays(read.data, *data, {}, read.target)
     raise InputError(
         f"{type(data).__name__} given as data; give a name or path, features with labels, a DataFrame or Dataset with "
         "a label column, or a Federation"
@@ -136,7 +136,7 @@ def _opened(data: Any, read: Source, labels: Any) -> Dataset | Samples:
 
 def _refuse_options(data: Any, read: Source) -> None:
     """Options say how to read a file or a table: of no use for rows that are there already."""
-    useless = [option for option in read.changed() if option != "data"]
+    useless = [option for option in read.changed() if option not in ("data", "target")]
     if useless:
         raise InputError(f"{useless[0]} given, which is of no use for {type(data).__name__} in memory: leave it out")
 
@@ -195,7 +195,7 @@ def open_source(source: str, **options: Any) -> Dataset | Samples:
     """Vectors as a dataset, images and texts as samples still to go through a backbone.
 
     Options are ``revision``, ``splits``, ``image_column``, ``text_column``, ``label_column``, ``feature_column``,
-    ``features``, ``drop``, ``encode`` and ``categories``; one that the source cannot use is an error. With
+    ``features``, ``drop``, ``encode``, ``categories`` and ``target``; one that the source cannot use is an error. With
     ``labels_optional``, rows without labels have no class names, if the source can be without labels. With
     ``for_backbone``, a table that has texts is one of texts.
     """
@@ -205,6 +205,8 @@ def open_source(source: str, **options: Any) -> Dataset | Samples:
     for way in ("labels_optional", "for_backbone"):
         if way not in parameters:
             given.pop(way, None)
+    if given.get("target") == "classification" and "target" not in parameters:
+        del given["target"]
     useless = given.keys() - parameters.keys()
     if useless:
         option = min(useless).replace("_", "-")

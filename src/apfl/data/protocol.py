@@ -11,6 +11,7 @@ import torch
 
 from apfl.data.federation import Dataset, Federation, Shard
 from apfl.data.partition import COLUMNS, load_partition, options_of, split
+from apfl.data.targets import Scale
 from apfl.errors import InputError
 
 __all__ = [
@@ -75,7 +76,15 @@ def federate(dataset: Dataset, protocol: Protocol, seed: int) -> Federation:
     halves = deal(dataset, protocol, seed)
     shard = sharding(encoded(dataset, protocol, halves), protocol)
     train, test = ([shard(half[side]) for half in halves] for side in (0, 1))
-    return Federation(train, test, dataset.class_names, _client_names(dataset, protocol, len(halves)))
+    scale = None
+    if dataset.target == "regression":
+        scale = Scale.of(torch.cat([own.targets for own in train if own.targets is not None]))
+        train, test = ([_scaled(own, scale) for own in side] for side in (train, test))
+    return Federation(train, test, dataset.class_names, _client_names(dataset, protocol, len(halves)), scale)
+
+
+def _scaled(shard: Shard, scale: Scale) -> Shard:
+    return shard if shard.targets is None else replace(shard, targets=scale.apply(shard.targets))
 
 
 def encoded(dataset: Dataset, protocol: Protocol, halves: Sequence[Halves]) -> Dataset:
@@ -131,7 +140,8 @@ def sharding(dataset: Dataset, protocol: Protocol) -> Callable[[np.ndarray], Sha
     def shard(rows: np.ndarray) -> Shard:
         own = torch.from_numpy(rows)
         codes = None if groups is None else torch.from_numpy(groups[rows])
-        return Shard(features[own], dataset.labels[own], codes)
+        targets = None if dataset.targets is None else dataset.targets[own]
+        return Shard(features[own], dataset.labels[own], codes, targets=targets, target=dataset.target)
 
     return shard
 
@@ -169,7 +179,7 @@ def apart(federation: Federation, protocol: Protocol, seed: int) -> tuple[Federa
 
 def _some(federation: Federation, which: Sequence[int]) -> Federation:
     train, test, names = ([each[k] for k in which] for each in (federation.train, federation.test, federation.names))
-    return Federation(train, test, federation.class_names, names)  # type: ignore[arg-type]
+    return Federation(train, test, federation.class_names, names, federation.scale)  # type: ignore[arg-type]
 
 
 def _check_unseen(protocol: Protocol, n_clients: int) -> None:

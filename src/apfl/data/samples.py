@@ -41,6 +41,10 @@ class Samples:
 
 def vectors(dataset: Dataset) -> Samples:
     """A dataset that holds features already, to be written to a file of features."""
+    if dataset.targets is not None:
+        raise InputError(
+            f"{dataset.name} has {dataset.target} targets, and a file of features has classes; use it as it is"
+        )
     # A column that is a feature too would name the clients in the file, and stay among their features.
     columns = {name: column for name, column in dataset.columns.items() if name not in dataset.feature_names}
     for name in RESERVED:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ON_CORRUPT", "Source"]
 
+TARGET_NAMES = ("classification", "regression", "multilabel")
 ON_CORRUPT = ("refuse", "skip")  # what to do with an unreadable image or an empty text
 
 
@@ -48,7 +49,14 @@ class Source:
     text_column: str | None = _option(
         "Text column of a Hub dataset or a table.", unset="text, or the only one of words"
     )
-    label_column: str | None = _option("Label column of a Hub dataset, CSV or Parquet file.")
+    label_column: str | None = _option(
+        "Label column of a Hub dataset, CSV or Parquet file; several targets or labels: A,B,C."
+    )
+    target: str | None = _option(
+        "What is predicted: classification, regression (numbers) or multilabel (columns of 0 and 1).",
+        unset="regression for numbers that are not whole, multilabel for several columns of 0 and 1",
+        allowed=TARGET_NAMES,
+    )
     feature_column: str | None = _option("Vector column of a CSV or Parquet file, or prefix of its numbered columns.")
     features: str | None = _option(
         "Feature columns of a table, separated by commas; 'mean*' names all that begin so.",
@@ -81,6 +89,6 @@ class Source:
         options: dict[str, Any] = {"revision": self.revision, "splits": splits, "image_column": self.image_column}
         options |= {"label_column": self.label_column, "feature_column": self.feature_column}
         options |= {"features": self.features, "drop": self.drop, "text_column": self.text_column}
-        options |= {"encode": self.encode, "categories": self.categories}
+        options |= {"encode": self.encode, "categories": self.categories, "target": self.target}
         options |= {"for_backbone": self.backbone not in (None, "identity") or None}
         return open_source(self.data, **options | reading)

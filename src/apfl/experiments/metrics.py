@@ -16,13 +16,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apfl.data.federation import Shard
+from apfl.data.federation import Federation, Shard
+from apfl.data.targets import Scale
 from apfl.errors import InputError
+from apfl.experiments.measures import client_scores, measures
 from apfl.models.dual_stream import DualStream
 from apfl.models.file import Model
 from apfl.models.undecided import undecided
 
-__all__ = ["class_counts", "client_accuracies", "metrics", "no_test_rows", "primary_accuracies"]
+__all__ = [
+    "class_counts",
+    "client_accuracies",
+    "headline_scores",
+    "metrics",
+    "no_test_rows",
+    "primary_accuracies",
+    "target_metrics",
+]
+
+OF_CLASSES = (
+    "accuracy_client_mean", "accuracy_client_std", "accuracy_sample_mean", "accuracy_worst_decile",
+    "balanced_accuracy_client_mean", "auroc_client_mean",
+)  # fmt: skip
+
+
+def headline_scores(models: Sequence[Model], tests: Sequence[Shard], scale: Scale | None) -> list[float | None]:
+    """What each client's model is judged by first: its accuracy, or `measures.client_scores`."""
+    if tests and tests[0].targets is not None:
+        return client_scores(models, tests, scale)
+    return client_accuracies(models, tests)
+
+
+def target_metrics(models: Sequence[Model], federation: Federation, primary: Model | None = None) -> dict[str, Any]:
+    """What a record has of results: metrics of classes, or measures of numbers or several labels."""
+    tests, n_classes = federation.test, federation.n_classes
+    if federation.target == "classification":
+        return metrics(models, tests, n_classes) | {
+            "class_counts": class_counts(federation.train, n_classes),
+            "primary_accuracies": primary_accuracies(models, tests, primary),
+        }
+    none: dict[str, Any] = {**dict.fromkeys(OF_CLASSES), "recall_per_class": [], "client_accuracies": []}
+    none |= {"class_counts": [], "primary_accuracies": []}
+    return none | {"target": federation.target} | measures(models, tests, federation.scale)
 
 
 def client_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -14,7 +15,9 @@ from pydantic import TypeAdapter
 from apfl.data.partition import load_partition
 from apfl.data.protocol import Protocol
 from apfl.data.registry import file_of
+from apfl.data.targets import Target
 from apfl.errors import InputError
+from apfl.experiments.headline import HEADLINES, Headline
 from apfl.files import replacing
 from apfl.methods import Method
 
@@ -42,11 +45,11 @@ class Record:
     alpha: float | None
     settings: Mapping[str, Any]  # every setting of the method, defaults included
     protocol: Mapping[str, Any]  # how rows were dealt out and split
-    accuracy_client_mean: float
-    accuracy_client_std: float  # over clients
-    accuracy_sample_mean: float
-    accuracy_worst_decile: float
-    balanced_accuracy_client_mean: float
+    accuracy_client_mean: float | None  # accuracies are of classes; numbers and several labels have ``measures``
+    accuracy_client_std: float | None  # over clients
+    accuracy_sample_mean: float | None
+    accuracy_worst_decile: float | None
+    balanced_accuracy_client_mean: float | None
     auroc_client_mean: float | None
     recall_per_class: Sequence[float | None]
     client_accuracies: Sequence[float | None]
@@ -65,16 +68,37 @@ class Record:
     primary_accuracies: Sequence[float | None] = ()  # of the shared stream alone, where a model has another one too
     chosen: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)  # data, splits and backbone that features came from
-    curve: Sequence[Sequence[float]] = ()  # after each round: seconds, bytes both ways, accuracy_client_mean
+    curve: Sequence[
+        Sequence[float]
+    ] = ()  # after each round: seconds, bytes both ways, the headline's mean over clients
     threads: int | None = None  # of torch and BLAS; another number may round differently
     source: Mapping[str, Any] = field(default_factory=dict)  # what --data and its options were
     tuning: Mapping[str, Any] = field(default_factory=dict)  # how the settings were chosen, where they were: the grid
     first_client_scores: float | None = None  # with reshuffle: the norm of its scores, the same while its model is
     files: Files = field(default_factory=dict)  # the user's own, of a method or a partition that was given by path
+    target: Target = "classification"
+    measures: Mapping[str, float | None] = field(default_factory=dict)  # of numbers or several labels: rmse_client_mean
+    client_measures: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # of each client: rmse, r2, ...
 
     def __repr__(self) -> str:
-        accuracy = f"{100 * self.accuracy_client_mean:.1f} %"
-        return f"Record({self.method} on {self.data}, {self.n_clients} clients, seed {self.seed}: {accuracy})"
+        score = self.headline.said(self.score)
+        return f"Record({self.method} on {self.data}, {self.n_clients} clients, seed {self.seed}: {score})"
+
+    @property
+    def headline(self) -> Headline:
+        """What its target is judged by first."""
+        return HEADLINES[self.target]
+
+    @property
+    def score(self) -> float:
+        """The headline's mean over clients; NaN if no client has one."""
+        known = self.accuracy_client_mean if self.target == "classification" else self.measures[self.headline.metric]
+        return math.nan if known is None else known
+
+    @property
+    def client_scores(self) -> Sequence[float | None]:
+        """The headline of each client."""
+        return self.client_accuracies if self.target == "classification" else self.client_measures[self.headline.key]
 
     def to_json(self) -> str:
         """One line of ``records.jsonl``."""

@@ -21,9 +21,9 @@ from apfl.data.partition import PARTITIONS, options_of
 from apfl.data.protocol import Protocol, apart, federate
 from apfl.errors import InputError
 from apfl.experiments.checkpoint import Checkpoint, load, save
-from apfl.experiments.metrics import class_counts, client_accuracies, metrics, primary_accuracies
+from apfl.experiments.metrics import headline_scores, target_metrics
 from apfl.experiments.record import Record, user_files, with_hashes
-from apfl.methods import Method, Round
+from apfl.methods import Method, Round, check_predicts
 from apfl.models.file import Model, model_file, write
 
 __all__ = ["Protocol", "federate", "record_of", "run", "save_models", "train", "versions"]
@@ -82,7 +82,7 @@ def record_of(
         alpha=protocol.alpha if uses_alpha else None,
         settings=asdict(method),
         protocol=asdict(protocol),
-        **metrics(models, measured.test, measured.n_classes),
+        **target_metrics(models, measured, last.primary),
         client_names=list(measured.names),
         n_train=[len(shard) for shard in measured.train],
         n_test=[len(shard) for shard in measured.test],
@@ -94,8 +94,6 @@ def record_of(
         threads=torch.get_num_threads(),
         versions=versions(),
         class_names=list(measured.class_names),
-        class_counts=class_counts(measured.train, measured.n_classes),
-        primary_accuracies=primary_accuracies(models, measured.test, last.primary),
         chosen=dict(last.chosen),
         provenance=dict(dataset.provenance),
         curve=curve,
@@ -142,6 +140,7 @@ def _train(
     earlier = None if checkpoint is None else load(checkpoint, what)
     seconds, curve = (0.0, []) if earlier is None else (earlier.seconds, earlier.curve)
     given = federation.train, federation.n_classes, seed
+    check_predicts(name, method, federation.target)
     rounds = method.rounds(*given) if earlier is None else method.resume(earlier.state, *given)
     reached: tuple[Round, float, int] | None = None  # a whole round, the time so far, the length of the curve before it
     written = time.monotonic()
@@ -160,7 +159,7 @@ def _train(
                 break
             seconds += time.perf_counter() - start
             curve.append(
-                [seconds, float(current.bytes_up + current.bytes_down), _accuracy(name, current, federation, late)]
+                [seconds, float(current.bytes_up + current.bytes_down), _score(name, current, federation, late)]
             )
             reached = (current, seconds, len(curve) - 1)
             if on_round is not None:
@@ -176,11 +175,11 @@ def _train(
     return reached[0], seconds, curve
 
 
-def _accuracy(name: str, current: Round, federation: Federation, late: Federation | None) -> float:
-    """A point of the curve. The record's accuracies are those of `metrics`, which refuses a run without test rows."""
+def _score(name: str, current: Round, federation: Federation, late: Federation | None) -> float:
+    """A point of the curve. The record's metrics are those of `target_metrics`, which refuses to have no test rows."""
     models, tests = (current.models, federation.test) if late is None else (_admitted(name, current, late), late.test)
-    accuracies = [each for each in client_accuracies(models, tests) if each is not None]
-    return float(np.mean(accuracies)) if accuracies else 0.0
+    scores = [each for each in headline_scores(models, tests, federation.scale) if each is not None]
+    return float(np.mean(scores)) if scores else 0.0
 
 
 def _admitted(name: str, current: Round, late: Federation) -> Sequence[Model]:

@@ -15,13 +15,14 @@ import torch
 from apfl.data.federation import Dataset, Federation
 from apfl.data.fitted_features import about_features
 from apfl.data.protocol import Protocol, federate
+from apfl.data.targets import about_targets
 from apfl.errors import InputError
 from apfl.experiments.metrics import no_test_rows
 from apfl.experiments.record import Record, as_read, hashes, keep_record, read_records, user_files, with_hashes
 from apfl.experiments.run import run, save_models, train
 from apfl.experiments.tuning import tune_once
 from apfl.files import replacing
-from apfl.methods import METHODS, Method, load_method, method_class, method_names
+from apfl.methods import METHODS, Method, check_predicts, load_method, method_class, method_names
 
 __all__ = [
     "DEFAULT_METHODS",
@@ -61,6 +62,8 @@ class Study:
 
         --test-fraction 0 asks for models without test rows; having none in any other way is a mistake.
         """
+        for name, method in self.methods.items():
+            check_predicts(name, method, self.dataset.target)
         dealt = {seed: federate(self.dataset, self.protocol, seed) for seed in self.seeds}
         without_tests = not _any_test_rows(dealt)
         if without_tests and (self.protocol.test_fraction or self.protocol.test_column is not None):
@@ -180,6 +183,7 @@ def _run_one(study: Study, federation: Federation, name: str, method: Method, se
     if study.save:
         show(what, "writing models")
         about = {"method": name, "seed": seed, **about_features(study.dataset, study.protocol, seed)}
+        about |= about_targets(federation.target, federation.scale)
         place = model_folder(study.folder, name, seed)
         save_models(models, place, study.dataset.class_names, federation.names, about)
     if record is not None:

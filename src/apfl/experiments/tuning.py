@@ -22,7 +22,8 @@ from apfl.data.federation import Shard
 from apfl.data.partition import split
 from apfl.errors import InputError
 from apfl.experiments.checkpoint import Unfinished
-from apfl.experiments.metrics import client_accuracies
+from apfl.experiments.headline import HEADLINES
+from apfl.experiments.metrics import headline_scores
 from apfl.experiments.record import as_read
 from apfl.files import replacing
 from apfl.methods import Method, Round
@@ -34,6 +35,7 @@ __all__ = ["ROUNDS", "Tuned", "combinations", "grid", "hold_out", "own_axes", "t
 
 ROUNDS = 50
 HELD_OUT = 0.2
+DIVERGED = 1e300  # the error of models that have diverged; a record cannot hold infinity
 NORMALISE = ("root", "row")
 
 
@@ -42,7 +44,7 @@ class Tuned:
     """The chosen method, and how every point of the grid did."""
 
     method: Method
-    results: Sequence[dict[str, Any]]  # the settings of each point with its "accuracy_client_mean"
+    results: Sequence[dict[str, Any]]  # the settings of each point with its headline's mean over clients
 
 
 def grid(method: Method, axes: Mapping[str, Sequence[Any]] | None = None) -> list[dict[str, Any]]:
@@ -76,7 +78,10 @@ def hold_out(clients: Sequence[Shard], seed: int) -> tuple[list[Shard], list[Sha
             rows = torch.from_numpy(half)
             own = None if shard.groups is None else shard.groups[rows]
             on_device = rows.to(shard.features.device)
-            shards.append(Shard(shard.features[on_device], shard.labels[on_device], own))
+            targets = None if shard.targets is None else shard.targets[on_device]
+            shards.append(
+                Shard(shard.features[on_device], shard.labels[on_device], own, targets=targets, target=shard.target)
+            )
     return fit, validation
 
 
@@ -97,14 +102,16 @@ def tune(
     if not points:
         return Tuned(method, [])
     fit, validation = hold_out(clients, seed)
+    headline = HEADLINES[clients[0].target]
+    worst = 0.0 if headline.higher_is_better else DIVERGED
     candidates = [replace(method, **point) for point in points]
     unfinished = unfinished or Unfinished()
     with unfinished.kept():
         for place, models in trained(candidates, fit, n_classes, seed, on_round, unfinished):
-            accuracies = [each for each in client_accuracies(models, validation) if each is not None]
-            unfinished.judge(place, float(np.mean(accuracies)) if accuracies else 0.0)
-    results = [point | {"accuracy_client_mean": unfinished.judged[place]} for place, point in enumerate(points)]
-    best = max(range(len(points)), key=lambda i: float(results[i]["accuracy_client_mean"]))
+            scores = [each for each in headline_scores(models, validation, None) if each is not None]
+            unfinished.judge(place, float(np.nan_to_num(np.mean(scores), nan=worst)) if scores else 0.0)
+    results = [point | {headline.metric: unfinished.judged[place]} for place, point in enumerate(points)]
+    best = max(range(len(points)), key=lambda i: headline.sign * float(results[i][headline.metric]))
     return Tuned(candidates[best], results)
 
 

@@ -15,6 +15,7 @@ from apfl.data.federation import Dataset, Federation
 from apfl.data.protocol import apart, federate
 from apfl.errors import InputError
 from apfl.experiments.cells import Cell
+from apfl.experiments.headline import HEADLINES
 from apfl.experiments.oracle import best_on_test
 from apfl.experiments.record import Record, hashes, user_files
 from apfl.experiments.run import run
@@ -68,19 +69,23 @@ class Bench:
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpacked, (self.setting,)
 
-    def __call__(self, job: Job, tell: Tell) -> float:
-        """Run or tune; the accuracy. The result is on disk."""
+    def __call__(self, job: Job, tell: Tell) -> str:
+        """Run or tune; the result in words. It is on disk."""
         if not (self.setting.folder / "plan.toml").exists():
             raise InputError(f"{self.setting.folder} is not seen from {platform.node()}; give --out a shared folder")
         _check_files(job.cell)
         return (self.tune if job.tuning else self.run)(job, tell)
 
-    def run(self, job: Job, tell: Tell) -> float:
-        """Train, measure, write the record; the accuracy."""
+    def run(self, job: Job, tell: Tell) -> str:
+        """Train, measure, write the record; the accuracy, RMSE or mAP in words."""
         cell, folder = job.cell, self.setting.folder
         dataset, federation = self._federation(cell, cell.seed)
         tuned = None if job.needs is None else self._tuned(job.needs, cell, tell)
         method: Any = cell.method if tuned is None else tuned.method
+        if cell.oracle and dataset.target != "classification":
+            raise InputError(
+                f"oracle looks for accuracies, and {dataset.name} has no classes; leave it out of the plan"
+            )
         if cell.oracle:
             method = best_on_test(method, federation, cell.seed)
         checkpoint = folder / "checkpoints" / f"{job.key}.safetensors"
@@ -95,12 +100,14 @@ class Bench:
         )  # fmt: skip
         _keep(record, folder / "cells" / f"{job.key}.json")
         checkpoint.unlink(missing_ok=True)
-        return record.accuracy_client_mean
+        return record.headline.said(record.score, 2)
 
-    def tune(self, job: Job, tell: Tell) -> float:
-        """Try the grid; the result stays in the folder. The best accuracy on held-out rows."""
+    def tune(self, job: Job, tell: Tell) -> str:
+        """Try the grid; the result stays in the folder. The best of it on held-out rows, in words."""
         tuned = self._tuned(job.key, job.cell, tell)
-        return max(float(each["accuracy_client_mean"]) for each in tuned.results)
+        headline = HEADLINES[self._data().target]
+        best = headline.sign * max(headline.sign * float(each[headline.metric]) for each in tuned.results)
+        return headline.said(best, 2)
 
     def _tuned(self, key: str, cell: Cell, tell: Tell) -> Tuned:
         path, clients, seed = self.setting.folder / "tuning" / f"{key}.jsonl", [], cell.tuning_seed

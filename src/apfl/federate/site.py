@@ -101,7 +101,7 @@ class Site:
 
         ``reading`` are the options of `load_dataset`.
         """
-        dataset = load_dataset(data, **reading)
+        dataset = load_dataset(data, target="classification", **reading)  # federations have classes alone
         protocol = Protocol(test_fraction=test_fraction, test_column=test_column, group_column=group_column)
         rows, rng = np.arange(len(dataset.labels)), np.random.default_rng(seed)
         train, test = map(sharding(dataset, protocol), halving(dataset, protocol)(rows, rng))

@@ -138,12 +138,12 @@ def squared(residuals: Tensor) -> Tensor:
     return residuals.square().sum(-1)
 
 
-def shares(errors: Sequence[Tensor], seed: int) -> Tensor:
+def shares(errors: Sequence[Tensor], seed: int, prior: Tensor | None = None) -> Tensor:
     """The share of each of m models in their average, (m,), from its squared errors of left-out rows, (m, n) by client.
 
     Likelihood of the left-out rows under each model, made to sum to one, and averaged over Bayesian bootstraps of the
     rows: pseudo-BMA+ (Yao, Vehtari, Simpson and Gelman, 2018). Models that the rows cannot tell apart share. A client
-    would send `DRAWS` x m numbers, which add over clients.
+    would send `DRAWS` x m numbers, which add over clients. ``prior`` (m,) weighs models before any row is seen.
     """
     rng = np.random.default_rng(seed)
     summed, weight, n = torch.zeros(DRAWS, len(errors[0]), dtype=torch.float64), torch.zeros(DRAWS, 1).double(), 0
@@ -152,8 +152,10 @@ def shares(errors: Sequence[Tensor], seed: int) -> Tensor:
             drawn = torch.from_numpy(rng.standard_exponential((DRAWS, part.shape[1])))
             summed, weight, n = summed + drawn @ part.T, weight + drawn.sum(1, keepdim=True), n + part.shape[1]
     if not n:
-        return torch.full((len(errors[0]),), 1 / len(errors[0]), dtype=torch.float64)
-    return torch.softmax(-n / 2 * (summed / weight).clamp_min(LEAST).log(), 1).mean(0)
+        before = torch.ones(len(errors[0]), dtype=torch.float64) if prior is None else prior.double()
+        return before / before.sum()
+    likelihood = -n / 2 * (summed / weight).clamp_min(LEAST).log()
+    return torch.softmax(likelihood if prior is None else likelihood + prior.double().log(), 1).mean(0)
 
 
 def clearly_less(one: Tensor, other: Tensor, times: float = 1.0) -> bool:

@@ -169,8 +169,11 @@ def weighted_statistics(phi: Tensor, targets: Tensor, weights: Tensor) -> Statis
     return Statistics((gram + gram.T) / 2, rows.T @ scaled, scaled.sum(0), len(rows), energy, surplus=surplus)
 
 
-def accumulate(batches: Iterable[tuple[Tensor, Tensor]]) -> Statistics:
-    """Statistics of a stream of batches ``(phi, targets)``, added in place: memory does not grow with the rows."""
+def accumulate(batches: Iterable[tuple[Tensor, Tensor]], kind: type[Statistics] | None = None) -> Statistics:
+    """Statistics of a stream of batches ``(phi, targets)``, added in place: memory does not grow with the rows.
+
+    ``kind`` is another class of statistics, for targets whose rows do not sum to one.
+    """
     sums: Statistics | None = None
     n_samples, energy = 0, 0.0
     for phi, targets in batches:
@@ -190,7 +193,8 @@ def accumulate(batches: Iterable[tuple[Tensor, Tensor]]) -> Statistics:
     if sums is None:
         raise InputError("no rows: statistics need at least one batch")
     _mirror(sums.autocorrelation)
-    result = Statistics(sums.autocorrelation, sums.crosscorrelation, sums.class_counts, n_samples, energy)
+    made = kind or Statistics
+    result = made(sums.autocorrelation, sums.crosscorrelation, sums.class_counts, n_samples, energy)
     # A NaN or an infinity anywhere in phi reaches its column's sum of squares, so d numbers tell.
     if not bool(torch.isfinite(result.autocorrelation.diagonal()).all()):
         raise not_finite("the features")

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from apfl.data.federation import Shard
 from apfl.data.registry import Registry
+from apfl.data.targets import Target
 from apfl.errors import InputError, allowed_in_words, unknown
 from apfl.models.file import Model
 
-__all__ = ["METHODS", "Method", "Round", "load_method", "method_class", "method_names"]
+__all__ = ["METHODS", "Method", "Round", "check_predicts", "load_method", "method_class", "method_names"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +96,17 @@ class Method(ABC):
     def personal(self) -> bool:
         """Whether clients end up with different models."""
         return True
+
+    @property
+    def predicts(self) -> Sequence[Target]:
+        """What it can be trained for. With numbers or several labels, shards have ``targets`` (n, c), float64.
+
+        A model's scores are then those numbers, or above 0.5 for a label that the row has.
+        """
+        return ("classification",)
+
+    def check_target(self, target: Target) -> None:  # noqa: B027 (most methods have nothing to refuse)
+        """Refuse settings that are of no use for this kind of target."""
 
     @property
     def grid(self) -> Mapping[str, Sequence[Any]] | None:
@@ -180,6 +192,22 @@ def load_method(name: str, **settings: Any) -> Method:
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{own}.{key}={value} given; it must be a finite number")
     return method
+
+
+def check_predicts(name: str, method: Method, target: Target) -> None:
+    """Refuse a method that has no answer to this kind of target.
+
+    >>> check_predicts("fedncm", load_method("fedncm"), "regression")
+    Traceback (most recent call last):
+    apfl.errors.InputError: fedncm cannot be trained for regression: it needs classes; leave it out, or use ...
+    """
+    if target in method.predicts:
+        method.check_target(target)
+        return
+    able = [each for each in method_names() if target in load_method(each).predicts]
+    raise InputError(
+        f"{name} cannot be trained for {target}: it needs classes; leave it out, or use one of {', '.join(able)}"
+    )
 
 
 def _bad_setting(name: str, settings: Mapping[str, Any], error: ValidationError) -> InputError:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,19 +14,22 @@ from pydantic import Field
 from torch import Tensor
 
 from apfl.data.federation import Shard
+from apfl.data.targets import TARGETS, Target
 from apfl.errors import InputError
 from apfl.maths.landmarks import LandmarkMap
 from apfl.maths.leaveout import echo, leaving, row_hashes
 from apfl.maths.machine import check_width, n_workers, over_clients
 from apfl.maths.maps import Activation, FeatureMap, random_map, raw_map
 from apfl.maths.normalise import Normalise, Normaliser, check_features, described, needs_moments, normaliser
-from apfl.maths.ridge import Statistics, accumulate, one_hot, solve, total
+from apfl.maths.regression import NumberStatistics
+from apfl.maths.ridge import Statistics, accumulate, solve, total
 from apfl.maths.wire import description_bytes, scaling_bytes, statistics_bytes
 from apfl.methods import Method, Round
 from apfl.models.file import Model
 
 Width = Annotated[int, Field(gt=0, le=2**20)]  # of a random map
 ROWS_ON_A_GPU = 2**14  # that are mapped at once
+ANY_TARGET: tuple[Target, ...] = TARGETS  # of a method that fits any columns of Y
 WIDE = 2048  # above this width one product keeps all cores busy, and a sum for each worker is too much memory
 
 
@@ -109,6 +112,8 @@ class OneMap(Method):
     activation: Activation = "relu"
     normalise: Normalise = "row"
 
+    predicts: ClassVar[Sequence[Target]] = ANY_TARGET
+
     def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
         return self.d, 0
 
@@ -150,12 +155,12 @@ def mapped_and_summed(
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
             for bundle in _bundles(clients, share, rows_at_a_time):
                 phi = feature_map(normalise(torch.cat([clients[k].features for k in bundle])))
-                labels = torch.cat([clients[k].labels for k in bundle])
+                responses = torch.cat([clients[k].responses(n_classes) for k in bundle])
                 parts = torch.split(phi, [len(clients[k]) for k in bundle])
                 phis.update(zip(bundle, parts, strict=True))
-                yield phi, one_hot(labels, n_classes)
+                yield phi, responses
 
-        return accumulate(batches())
+        return accumulate(batches(), None if clients[0].targets is None else NumberStatistics)
 
     shares = [range(w, len(clients), workers) for w in range(workers)]
     parts = over_clients(add_share, shares, device)

@@ -21,7 +21,7 @@ from apfl.errors import InputError
 from apfl.maths.machine import over_clients
 from apfl.maths.normalise import Normaliser, check_features
 from apfl.methods._analytic import moments_bytes, shared_normaliser
-from apfl.methods._step import Batch, Params, Rule, descend, step
+from apfl.methods._step import LINKS, Batch, Params, Rule, descend, step
 
 BATCHES, SAMPLING, INITIAL, WINDOWS = 1, 2, 3, 4  # what a stream of random numbers is for
 BLOCK = 16  # heads trained together on a CPU: they stay in its cache for a whole round, one block for each core
@@ -52,7 +52,8 @@ class Stack:
         if normaliser is not None:  # otherwise `shared_normaliser` has looked
             check_features(first.normalise, [shard.features for shard in clients])
         self.features = torch.cat([self.normaliser(clients[k].features) for k in self.order])
-        self.labels = torch.cat([clients[k].labels for k in self.order]).long()
+        self.target = clients[0].target
+        self.labels = torch.cat([_responses(clients[k], self.features.dtype) for k in self.order])
         self.sizes = [len(clients[k]) for k in self.order]
         self.starts = np.cumsum([0, *self.sizes[:-1]])
         self.block = self._block_of(len(points))
@@ -204,7 +205,9 @@ class Stack:
                 chosen = shuffled[positions]
                 x = self.features.index_select(0, chosen.flatten()).view(*chosen.shape, -1)
                 own = slice(first * n_points + a, first * n_points + b)
-                yield Batch(own if index is None else index[a:b], own, x, self.labels[chosen], share)
+                yield Batch(
+                    own if index is None else index[a:b], own, x, self.labels[chosen], share, LINKS[self.target]
+                )
 
     def heads_of(self, places: Sequence[int]) -> Tensor:
         """The heads of the clients at some places, (heads,)."""
@@ -240,8 +243,17 @@ class Stack:
                 )
 
 
+def _responses(shard: Shard, dtype: torch.dtype) -> Tensor:
+    """Classes (n,), or columns of targets (n, c)."""
+    return shard.labels.long() if shard.targets is None else shard.targets.to(dtype)
+
+
 def _check(shard: Shard, k: int, width: int, n_classes: int) -> None:
     if not len(shard) or shard.features.shape[1] != width:
         raise InputError(f"client {k} has features {tuple(shard.features.shape)}; expected (n, {width}), n at least 1")
+    if shard.targets is not None:
+        if shard.targets.shape[1] != n_classes:
+            raise InputError(f"client {k} has {shard.targets.shape[1]} columns of targets; expected {n_classes}")
+        return
     if not 0 <= int(shard.labels.min()) <= int(shard.labels.max()) < n_classes:
         raise InputError(f"client {k} has labels outside 0 to {n_classes - 1}; say how many classes there are")

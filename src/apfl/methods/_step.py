@@ -5,6 +5,7 @@ by their heads in one batched product. The gradient of the sum of the clients' l
 
     -lr dCE/dW = rep' R,    -lr dCE/db = 1' R,    R = -lr (softmax(rep W + b) - Y) / b      b: rows of the minibatch
 
+(for numbers logits in place of softmax, half the squared error; for several labels sigmoid, binary cross-entropy),
 so every step on a parameter is a product ``left @ right``, and a method that differs from plain descent passes its own
 `Rule` for what to do with it. Which rows are in a minibatch, and whose, is `_stack`'s business.
 """
@@ -19,6 +20,7 @@ from torch import Tensor
 
 Params = dict[str, Tensor]  # each (heads, rows, columns); a bias has one row
 Heads = slice | Tensor
+Link = Callable[[Tensor], Tensor]  # from logits to what Y is compared with
 Rule = Callable[[str, Heads, Tensor, Tensor, Tensor], None]  # name, heads, the parameter, left and right of its step
 
 
@@ -53,8 +55,34 @@ class Batch:
     heads: Heads  # in the stack of all heads
     own: slice  # in the stack of those that take part
     x: Tensor  # (a, b, l)
-    y: Tensor  # (a, b)
+    y: Tensor  # (a, b), classes; with ``link`` (a, b, c)
     share: Tensor  # (a or 1, b or 1, 1): 1 / rows of the minibatch, 0 for a row that only fills up
+    link: Link | None = None  # without one, softmax of classes
+
+    def residual(self, logits: Tensor) -> Tensor:
+        """The gradient of each row's loss with respect to its logits, (a, b, c): link(logits) - Y."""
+        if self.link is not None:
+            return self.link(logits) - self.y
+        right = logits.softmax(-1)
+        return right.scatter_add_(2, self.y[..., None], right.new_full((1, 1, 1), -1).expand(*self.y.shape, 1))
+
+    def losses(self, logits: Tensor) -> Tensor:
+        """The loss of each row, (a, b): cross-entropy, squared error / 2, or binary cross-entropy over labels."""
+        if self.link is None:
+            return logits.logsumexp(-1) - logits.gather(2, self.y[..., None])[..., 0]
+        if self.link is torch.sigmoid:
+            each = torch.nn.functional.binary_cross_entropy_with_logits(logits, self.y, reduction="none")
+        else:
+            each = (logits - self.y).square() / 2
+        return each.sum(-1)
+
+
+def identity(logits: Tensor) -> Tensor:
+    """The link of squared error."""
+    return logits
+
+
+LINKS: Mapping[str, Link | None] = {"classification": None, "regression": identity, "multilabel": torch.sigmoid}
 
 
 def represent(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -80,9 +108,7 @@ def step(
     logits = torch.baddbmm(params["bias"], rep, params["weight"])  # (a, b, c)
     if watch is not None:
         watch(batch, logits)
-    right = logits.softmax(-1)
-    right.scatter_add_(2, batch.y[..., None], right.new_full((1, 1, 1), -1).expand(*batch.y.shape, 1))
-    right.mul_(batch.share * -lr)
+    right = batch.residual(logits).mul_(batch.share * -lr)
     ones = right.new_ones(1, 1, 1).expand(len(right), 1, right.shape[1])
     steps = [("weight", rep.mT, right), ("bias", ones, right)]
     if len(params) > 2:  # beneath the head there is something to train

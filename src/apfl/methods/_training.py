@@ -17,9 +17,11 @@ from pydantic import Field
 from torch import Tensor
 
 from apfl.data.federation import Shard
+from apfl.data.targets import Target
 from apfl.errors import InputError
 from apfl.maths.normalise import Normalise
 from apfl.methods import Method, Round
+from apfl.methods._analytic import ANY_TARGET
 from apfl.methods._stack import Stack
 from apfl.methods._step import Params
 from apfl.models.linear_head import LinearHead
@@ -43,6 +45,7 @@ class Training(Method):
 
     # Settings that each of several grid points trained in one stack has for itself; in the others they must agree.
     stacked: ClassVar[frozenset[str]] = frozenset({"lr"})
+    predicts: ClassVar[Sequence[Target]] = ANY_TARGET
     unit: ClassVar[bool] = False  # whether its models bring representations to length one, as `LinearHead` can
 
     @property
@@ -158,6 +161,8 @@ def _models(stack: Stack, heads: Mapping[str, Tensor], point: int) -> list[Linea
 
 
 def _head(stack: Stack, tensors: Mapping[str, Tensor]) -> LinearHead:
+    if stack.target == "multilabel":  # a label whose logit is above 0 has a score above 0.5, as with every method
+        tensors = {**tensors, "bias": tensors["bias"] + 0.5}
     return LinearHead(**tensors, unit=stack.points[0].unit, normaliser=stack.normaliser)  # type: ignore[arg-type]
 
 

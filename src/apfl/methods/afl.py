@@ -18,12 +18,13 @@ from typing import Any, ClassVar
 import torch
 
 from apfl.data.federation import Shard
+from apfl.data.targets import Target
 from apfl.errors import InputError
 from apfl.maths.normalise import Normalise
 from apfl.maths.ridge import Statistics, factorise
 from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
-from apfl.methods._analytic import one_exchange, summed_features, upload_bytes
+from apfl.methods._analytic import ANY_TARGET, one_exchange, summed_features, upload_bytes
 from apfl.models.dual_stream import DualStream
 
 
@@ -34,6 +35,7 @@ class AFL(Method):
     normalise: Normalise = "row"
 
     personal: ClassVar[bool] = False
+    predicts: ClassVar[Sequence[Target]] = ANY_TARGET
     grid: ClassVar[Mapping[str, Any]] = {}
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:

@@ -6,6 +6,8 @@ statistics travel as integers (`map="random"`: two random maps, in float64); a p
 chosen by generalised cross-validation of the summed statistics; beta, balance, tau and the weight on the primary by
 left-out hits of both streams, added over clients; tau * log(p_k / p) is added to the scores. No test row is seen.
 
+With numbers or several labels as targets it averages the models of `apfl.methods._numbers`.
+
 Exchanges: one of moments, two of the pilot, one of the moments behind the landmarks, one of statistics, one of tables
 of hits (at most 2,000 integers for each client). Settings that are given save those that choose them.
 """
@@ -24,6 +26,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from apfl.data.federation import Shard
+from apfl.data.targets import Target
 from apfl.errors import InputError
 from apfl.maths.hits import Scope
 from apfl.maths.integers import bits_for
@@ -46,6 +49,7 @@ from apfl.maths.personalise import (
 from apfl.maths.wire import ECHO_BYTES, Traffic, description_bytes, publication_bytes, scaling_bytes, table_bytes
 from apfl.methods import Method, Round
 from apfl.methods._analytic import (
+    ANY_TARGET,
     Repeated,
     mapped_and_summed,
     repeated_rows,
@@ -53,6 +57,8 @@ from apfl.methods._analytic import (
     stream_maps,
     upload_bytes,
 )  # fmt: skip
+from apfl.methods._number_rounds import number_round
+from apfl.methods._numbers import Asked
 from apfl.methods._pilot import Pilot, pilot
 from apfl.methods._private import PRIVATE_BITS, WIDTH, Noise, Privacy, check_private, private_streams
 from apfl.methods._streams import PUBLIC, Published, Streams, folded, landmark_streams
@@ -111,6 +117,7 @@ class APFL(Method):
 
     personal: ClassVar[bool] = True
     admits: ClassVar[bool] = True
+    predicts: ClassVar[Sequence[Target]] = ANY_TARGET
 
     def __post_init__(self) -> None:
         for option in (self.scope, self.refinement):
@@ -204,7 +211,29 @@ class APFL(Method):
         made = landmark_streams(clients, n_classes, normalise, d, self.landmarks, bits, seed, repeats)
         return first.before(made) if first else made
 
+    def numbers(self, target: Target) -> Asked:
+        """What of the settings numbers and several labels have; the others are refused if they are given."""
+        for name in ("epsilon", "landmarks", "tau", "normalise", "d_refinement", "scope"):
+            if getattr(self, name) != getattr(APFL, name):
+                raise InputError(
+                    f"{name}={getattr(self, name)} given, which is of no use for {target}: leave it out. The settings "
+                    "for it are d_primary (landmarks), gamma, beta, balance and weight"
+                )
+        given = {name: getattr(self, name) for name in ("gamma", "beta", "balance", "weight")}
+        if self.weight == APFL.weight:  # of classes; numbers are averaged over going alone
+            del given["weight"]
+        fixed = {name: value for name, value in given.items() if value != "auto"}
+        width = None if self.d_primary == "auto" else self.d_primary
+        return Asked(width=width, labels=target == "multilabel", **fixed)
+
+    def check_target(self, target: Target) -> None:
+        if target != "classification":
+            self.numbers(target)
+
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:
+        if clients and clients[0].targets is not None:
+            yield number_round(clients, self.numbers(clients[0].target), seed)
+            return
         together = repeated_rows(clients)
         made_of = self.streams(clients, n_classes, seed, together)
         normalise, primary_map, refinement_map = made_of.normalise, made_of.primary_map, made_of.refinement_map

@@ -14,10 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from apfl.data.federation import Shard
+from apfl.data.targets import Target
+from apfl.maths.leaveout import fit_refinement
 from apfl.maths.machine import over_clients
 from apfl.maths.maps import Activation
 from apfl.maths.normalise import Normalise
@@ -26,6 +29,7 @@ from apfl.maths.ridge import solve
 from apfl.maths.wire import nbytes
 from apfl.methods import Method, Round
 from apfl.methods._analytic import (
+    ANY_TARGET,
     Width,
     mapped,
     mapped_and_summed,
@@ -54,6 +58,7 @@ class APFLPaper(Method):
 
     personal: ClassVar[bool] = True
     admits: ClassVar[bool] = True
+    predicts: ClassVar[Sequence[Target]] = ANY_TARGET
 
     def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
         return self.d_primary, self.d_refinement
@@ -78,6 +83,7 @@ class _Fitted:
 
     def __init__(self, method: APFLPaper, clients: Sequence[Shard], n_classes: int, seed: int) -> None:
         self.method, self.clients, self.n_classes = method, clients, n_classes
+        self.device = clients[0].features.device if clients else torch.device("cpu")
         self.normalise = shared_normaliser(method.normalise, clients)
         activations = (method.activation_primary, method.activation_refinement)
         widths = (method.d_primary, method.d_refinement)
@@ -88,12 +94,19 @@ class _Fitted:
         self.upload_bytes = upload_bytes(clients, summed)
 
     def refinements(self, clients: Sequence[Shard], phis: Sequence[Tensor], beta: float) -> list[Tensor]:
+        if clients and clients[0].targets is not None:
+            return over_clients(lambda k: self._refinement(clients[k], phis[k], beta), range(len(clients)), self.device)
         psi_of = mapped(clients, self.normalise, self.maps[1])
 
         def rows_of(k: int) -> Rows:
             return Rows(phis[k], psi_of(k), clients[k].labels)
 
         return refine_all(rows_of, [*map(len, clients)], self.shared, beta, over=over_clients)
+
+    def _refinement(self, shard: Shard, phi: Tensor, beta: float) -> Tensor:
+        """P_k (d_R, c) of targets that are no classes."""
+        psi = self.maps[1](self.normalise(shard.features))
+        return fit_refinement(psi, shard.responses(self.n_classes) - phi.double() @ self.primary, beta)
 
     def model(self, refinement: Tensor, balance: float) -> DualStream:
         primary_map, refinement_map = self.maps

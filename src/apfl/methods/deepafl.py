@@ -24,12 +24,12 @@ from pydantic import Field
 from torch import Tensor
 
 from apfl.data.federation import Shard
+from apfl.data.targets import Target
 from apfl.maths.maps import Activation, random_map
 from apfl.maths.normalise import Normalise, needs_moments
-from apfl.maths.ridge import one_hot
 from apfl.maths.wire import description_bytes, scaling_bytes
 from apfl.methods import Round
-from apfl.methods._analytic import Width, shared_normaliser
+from apfl.methods._analytic import ANY_TARGET, Width, shared_normaliser
 from apfl.methods._head import Adapting, Made
 from apfl.models.residual import ResidualBlocks
 
@@ -48,13 +48,17 @@ class DeepAFL(Adapting):
 
     own_grid: ClassVar[Mapping[str, Any]] = {"gamma": (0.1, 1.0, 10.0), "blocks": (5, 20)}
 
+    @property
+    def predicts(self) -> Sequence[Target]:
+        return ANY_TARGET if self.adapt == "none" else ("classification",)
+
     def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
         return self.d, self.d_block
 
     def made(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Made[ResidualBlocks]:
         normalise = shared_normaliser(self.normalise, clients)
         rows = torch.cat([normalise(shard.features) for shard in clients]).double()
-        targets = one_hot(torch.cat([shard.labels for shard in clients]), n_classes)
+        targets = torch.cat([shard.responses(n_classes) for shard in clients])
         first = random_map(rows.shape[1], self.d, "tanh", seed * (self.blocks + 1)).like(rows)
         hidden, maps, deltas = first(rows), [], []
         weight = ridge(hidden, targets, self.gamma)

@@ -64,8 +64,7 @@ def _mix(stack: Stack, local: Params, received: Params, former: Params, t: int) 
         torch.addcmul(local[name][heads], gap[name][heads], weights, out=parameter)
 
     def watch(batch: Batch, logits: Tensor) -> None:
-        losses = logits.logsumexp(-1) - logits.gather(2, batch.y[..., None])[..., 0]
-        last[batch.heads] = (losses[..., None] * batch.share).sum((1, 2))
+        last[batch.heads] = (batch.losses(logits)[..., None] * batch.share).sum((1, 2))
 
     eta, rows = stack.value("eta"), _windows(stack, t)
     learning, losses = torch.ones_like(eta), []

@@ -11,13 +11,15 @@ copy of the received base (the authors' code passes one object on from client to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from apfl.data.targets import Target
+from apfl.methods._analytic import ANY_TARGET
 from apfl.methods._stack import Stack
 from apfl.methods._step import Heads, Params, represent, step
 from apfl.methods._training import RATES, State, Training
@@ -31,6 +33,10 @@ class FedAS(Training):
 
     personal: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, Any]] = {"lr": RATES}
+
+    @property
+    def predicts(self) -> Sequence[Target]:  # type: ignore[override]  # with a base it aligns prototypes of classes
+        return ("classification",) if self.adapter else ANY_TARGET
 
     def start(self, stack: Stack) -> State:
         initial = stack.initial()

@@ -13,7 +13,7 @@ have one view; nothing is trained in the first round, when there are no prototyp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -21,6 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from apfl.data.targets import Target
 from apfl.methods._stack import Stack
 from apfl.methods._step import Heads, Params, Rule, represent
 from apfl.methods._training import State, Training
@@ -38,6 +39,7 @@ class FedPCL(Training):
 
     personal: ClassVar[bool] = True
     unit: ClassVar[bool] = True
+    predicts: ClassVar[Sequence[Target]] = ("classification",)  # prototypes are of classes
     stacked: ClassVar[frozenset[str]] = frozenset()
     grid: ClassVar[Mapping[str, Any]] = {}
 

@@ -20,13 +20,13 @@ from pydantic import Field
 from torch import Tensor
 
 from apfl.data.federation import Shard
+from apfl.data.targets import Target
 from apfl.maths.leaveout import fit_refinement
 from apfl.maths.machine import over_clients
 from apfl.maths.maps import Activation, FeatureMap, random_map
 from apfl.maths.normalise import Normalise, described, normaliser
-from apfl.maths.ridge import one_hot
 from apfl.methods import Method, Round
-from apfl.methods._analytic import Width, shared_normaliser
+from apfl.methods._analytic import ANY_TARGET, Width, shared_normaliser
 from apfl.models.dual_stream import DualStream
 
 RIDGES = tuple(10.0 ** (power / 2) for power in range(-6, 11))
@@ -56,6 +56,7 @@ class LocalRidge(Method):
 
     personal: ClassVar[bool] = True
     admits: ClassVar[bool] = True
+    predicts: ClassVar[Sequence[Target]] = ANY_TARGET
 
     def widths(self, n_samples: int, n_features: int) -> tuple[int, int]:
         return self.d, 0
@@ -68,7 +69,7 @@ class LocalRidge(Method):
         maps = {how: self._map(how, features, seed) for how in ways}
 
         def alone(shard: Shard) -> Alone:
-            targets = one_hot(shard.labels, n_classes)
+            targets = shard.responses(n_classes)
             tried = [self._fit(shard, targets, how, feature_map) for how, feature_map in maps.items()]
             return min(tried, key=lambda fit: fit.error)
 

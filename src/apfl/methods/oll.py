@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from apfl.data.federation import Shard
+from apfl.data.targets import Target
 from apfl.maths.wire import nbytes
 from apfl.methods import Round
 from apfl.methods._analytic import OneMap, one_exchange, upload_bytes
@@ -27,6 +28,7 @@ class OLL(OneMap):
     """The shared primary stream restricted to the classes the client has: no personal weights."""
 
     personal: ClassVar[bool] = True
+    predicts: ClassVar[Sequence[Target]] = ("classification",)
     grid: ClassVar[Mapping[str, Any]] = {"gamma": (1.0, 30.0, 1000.0)}
 
     def rounds(self, clients: Sequence[Shard], n_classes: int, seed: int) -> Iterator[Round]:

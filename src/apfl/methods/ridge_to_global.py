@@ -19,7 +19,7 @@ from torch import Tensor
 from apfl.data.federation import Shard
 from apfl.maths.leaveout import fit_refinement
 from apfl.maths.machine import over_clients
-from apfl.maths.ridge import one_hot, solve
+from apfl.maths.ridge import solve
 from apfl.maths.wire import nbytes
 from apfl.methods import Round
 from apfl.methods._analytic import OneMap, one_exchange, shared_normaliser, upload_bytes
@@ -80,5 +80,5 @@ class RidgeToGlobal(OneMap):
 
     def _personal(self, phi: Tensor, shard: Shard, primary: Tensor) -> Tensor:
         """P_k (d, c)."""
-        residual = one_hot(shard.labels, primary.shape[1]) - phi.to(torch.float64) @ primary
+        residual = shard.responses(primary.shape[1]) - phi.to(torch.float64) @ primary
         return primary + fit_refinement(phi, residual, self.beta)

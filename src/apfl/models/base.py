@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from apfl.errors import InputError
 from apfl.maths.normalise import Normaliser
 from apfl.models import hub
 from apfl.models.file import Container, about, read, write
@@ -44,11 +45,17 @@ class ClientModel(ABC):
         return predicted(self, features)
 
     def predict_proba(self, features: Any) -> Any:
-        """softmax(scores / temperature), (n, c): an array, or a tensor for a tensor.
+        """softmax(scores / temperature), (n, c): an array, or a tensor for a tensor. Of several labels, the scores
+        between 0 and 1; a model of numbers has none.
 
         Without a temperature (models of `apfl run` have none) the order of the classes is right, but the probabilities
         are not calibrated.
         """
+        target = self.about.get("target", "classification")
+        if target == "regression":
+            raise InputError("this model predicts numbers, which have no probabilities; use predict")
+        if target == "multilabel":
+            return like(features, self.scores(features).double().clamp(0, 1))
         return like(features, torch.softmax(self.scores(features).double() / (self.temperature or 1.0), 1))
 
     @abstractmethod

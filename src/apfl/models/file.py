@@ -91,13 +91,14 @@ def load_model(path: str | Path) -> ClientModel:
 
 def model_of(container: Container) -> ClientModel:
     """The model of a container of any kind."""
-    from apfl.models.dual_stream import DualStream  # both are written in terms of `Container`
+    from apfl.models.additive import AdditiveModel
+    from apfl.models.dual_stream import DualStream  # all are written in terms of `Container`
     from apfl.models.landmark import LandmarkModel
     from apfl.models.linear_head import LinearHead
     from apfl.models.residual import ResidualBlocks
 
     kinds: dict[str, type[ClientModel]] = {
-        each.kind: each for each in (DualStream, LandmarkModel, LinearHead, ResidualBlocks)
+        each.kind: each for each in (AdditiveModel, DualStream, LandmarkModel, LinearHead, ResidualBlocks)
     }
     if container.kind not in kinds:
         raise unknown("kind of model", container.kind, kinds)

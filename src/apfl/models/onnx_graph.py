@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,19 @@ from apfl.maths.landmarks import LandmarkMap
 from apfl.maths.lifts import Buckets, Lift, Products
 from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import WITH_CONSTANT, Normaliser
+from apfl.models.additive import AdditiveModel
 from apfl.models.base import ClientModel
 from apfl.models.dual_stream import DualStream
 from apfl.models.landmark import LandmarkModel
 from apfl.models.linear_head import LinearHead
+from apfl.models.predict import HALF
 from apfl.models.residual import ResidualBlocks
 
 __all__ = ["write_onnx"]
 
 OPSET, IR = 17, 8  # of 2022: old enough for runtimes in the field
 LARGEST = 2**31 - 2**20  # bytes of a protobuf, with room for the graph itself
-AnyModel = DualStream | LandmarkModel | LinearHead | ResidualBlocks
+AnyModel = AdditiveModel | DualStream | LandmarkModel | LinearHead | ResidualBlocks
 
 
 def write_onnx(model: ClientModel, path: str | Path) -> None:
@@ -55,17 +57,37 @@ def _model_proto(onnx: Any, model: AnyModel) -> Any:
     graph, names = _Graph(onnx), model.class_names
     rows = graph("Cast", "features", to=onnx.TensorProto.DOUBLE)
     scores = graph("Identity", _scores(graph, model, rows), out="scores")
+    target = model.about.get("target", "classification")
+    if target != "classification":
+        return _targets_proto(onnx, graph, model, scores, target)
     tempered = graph("Div", scores, graph.number(getattr(model, "temperature", None) or 1.0))
     graph("Softmax", tempered, axis=1, out="probabilities")
     _classes(graph, model, rows, scores)
+    kind, n = "INT64" if names is None else "STRING", _n_classes(model)
+    outputs: list[tuple[str, str, list[Any]]] = [("class", kind, ["rows"]), ("scores", "DOUBLE", ["rows", n])]
+    outputs.append(("probabilities", "DOUBLE", ["rows", n]))
+    return _proto(onnx, graph, model, outputs)
+
+
+def _targets_proto(onnx: Any, graph: _Graph, model: AnyModel, scores: str, target: str) -> Any:
+    """Of numbers or several labels: ``predicted`` (n, c) in place of a class."""
+    if target == "regression":
+        std, mean = (model.about.get(f"target_{each}") for each in ("std", "mean"))
+        scaled = scores if std is None else graph("Mul", scores, graph.constant(np.array(std, np.float64)))
+        shifted = scaled if mean is None else graph("Add", scaled, graph.constant(np.array(mean, np.float64)))
+        graph("Identity", shifted, out="predicted")
+    else:
+        above = graph("Greater", scores, graph.number(HALF))
+        graph("Cast", above, to=onnx.TensorProto.INT64, out="predicted")
+    kind, n = "DOUBLE" if target == "regression" else "INT64", _n_classes(model)
+    return _proto(onnx, graph, model, [("predicted", kind, ["rows", n]), ("scores", "DOUBLE", ["rows", n])])
+
+
+def _proto(onnx: Any, graph: _Graph, model: AnyModel, outs: Sequence[tuple[str, str, list[Any]]]) -> Any:
     if graph.bytes > LARGEST:
         raise InputError(f"the model has {graph.bytes / 1e9:.1f} GB; an ONNX file holds 2 GB: use a smaller width")
     kinds, info = onnx.TensorProto, onnx.helper.make_tensor_value_info
-    outputs = [
-        info("class", kinds.INT64 if names is None else kinds.STRING, ["rows"]),
-        info("scores", kinds.DOUBLE, ["rows", _n_classes(model)]),
-        info("probabilities", kinds.DOUBLE, ["rows", _n_classes(model)]),
-    ]
+    outputs = [info(name, getattr(kinds, kind), shape) for name, kind, shape in outs]
     features = info("features", kinds.FLOAT, ["rows", _n_features(model)])
     made = onnx.helper.make_model(
         onnx.helper.make_graph(graph.nodes, "apfl", [features], outputs, graph.constants),
@@ -120,6 +142,8 @@ class _Graph:
 
 
 def _n_features(model: AnyModel) -> int:
+    if isinstance(model, AdditiveModel):
+        return len(model.linear)
     if isinstance(model, DualStream):
         n_in = model.primary_map.n_in
     elif isinstance(model, ResidualBlocks):
@@ -133,12 +157,24 @@ def _n_features(model: AnyModel) -> int:
 
 
 def _n_classes(model: AnyModel) -> int:
-    names = {"dual-stream": "primary", "landmark-stream": "weights", "linear-head": "weight"}
+    names = {"dual-stream": "primary", "landmark-stream": "weights", "linear-head": "weight", "additive": "linear"}
     return int(getattr(model, names.get(model.kind, "weight")).shape[1])
+
+
+def _additive(graph: _Graph, model: AdditiveModel, rows: str) -> str:
+    n = len(model.linear)
+    z = _normalised(graph, model.normaliser, rows, n)
+    scores = graph("Add", graph("MatMul", z, graph.tensor(model.linear)), graph.tensor(model.intercept))
+    if model.landmarks is None or model.scaling is None or model.kernel is None:
+        return scores
+    near = _kernel(graph, model.landmarks, _normalised(graph, model.scaling, rows, n))
+    return graph("Add", scores, graph("MatMul", near, graph.tensor(model.kernel)))
 
 
 def _scores(graph: _Graph, model: AnyModel, rows: str) -> str:
     """The scores of the model, without its classes."""
+    if isinstance(model, AdditiveModel):
+        return _additive(graph, model, rows)
     z = _normalised(graph, model.normaliser, rows, _n_features(model))
     if isinstance(model, LinearHead):
         return _head(graph, model, z)

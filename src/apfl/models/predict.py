@@ -14,7 +14,9 @@ from apfl.errors import InputError, not_finite, unknown
 from apfl.maths.encoding import Encoding
 from apfl.models.undecided import in_words, undecided
 
-__all__ = ["array_of", "features_of", "like", "predicted", "rows_of"]
+__all__ = ["HALF", "array_of", "features_of", "like", "numbers_of", "predicted", "rows_of"]
+
+HALF = 0.5  # of several labels, a row is given those with a higher score
 
 
 class _Scores(Protocol):
@@ -35,9 +37,14 @@ def predicted(model: _Scores, rows: Any) -> Any:
     A tensor gives a tensor of indices, -1 if the row has no decision (see `apfl.models.undecided`). An array, a
     DataFrame or a list of rows gives an array: the names of the classes if the model knows them, '' without a decision,
     which is warned of; else the indices. A model that knows its features by name finds them in a DataFrame.
+    A model of numbers gives them in the target's units, (n,) or (n, c); one of several labels 0 and 1, (n, c).
     """
     features = features_of(model, rows)
     scores = model.scores(features)
+    target = model.about.get("target", "classification")
+    if target != "classification":
+        answer = numbers_of(model.about, scores) if target == "regression" else (scores > HALF).long()
+        return answer if isinstance(rows, Tensor) else _flat(answer.cpu().numpy())
     reasons = undecided(model, features, scores)
     best = scores.argmax(1).masked_fill(reasons > 0, -1)
     if isinstance(rows, Tensor):
@@ -46,6 +53,19 @@ def predicted(model: _Scores, rows: Any) -> Any:
         warnings.warn(in_words(reasons), stacklevel=3)
     indices = best.cpu().numpy()
     return indices if model.class_names is None else np.array([*model.class_names, ""])[indices]  # -1 is the last
+
+
+def numbers_of(about: Mapping[str, Any], scores: Tensor) -> Tensor:
+    """The scores of a model of numbers in the units of its targets, as its file states them; (n, c), float64."""
+    mean, std = (about.get(f"target_{each}") for each in ("mean", "std"))
+    if mean is None or std is None:
+        return scores.double()
+    return scores.double() * scores.new_tensor(std, dtype=torch.float64) + scores.new_tensor(mean, dtype=torch.float64)
+
+
+def _flat(answer: np.ndarray) -> np.ndarray:
+    """One column without a second dimension."""
+    return answer[:, 0] if answer.shape[1] == 1 else answer
 
 
 def features_of(model: _Scores, rows: Any) -> Tensor:

@@ -48,8 +48,10 @@ def unmeasured(records: Iterable[Record]) -> str:
     """Which clients have no test rows and are missing from every mean; empty if there are none."""
     by_seed: dict[int, list[str]] = {}
     for record in records:
-        pairs = zip(record.client_names, record.client_accuracies, strict=False)
-        by_seed.setdefault(record.seed, []).extend(name for name, accuracy in pairs if accuracy is None)
+        # A client whose rows have none of several labels has no precision, but it has test rows.
+        values = record.client_accuracies if record.target == "classification" else [n or None for n in record.n_test]
+        pairs = zip(record.client_names, values, strict=False)
+        by_seed.setdefault(record.seed, []).extend(name for name, value in pairs if value is None)
     named = {seed: list(dict.fromkeys(names)) for seed, names in by_seed.items()}
     if not any(named.values()):
         return ""

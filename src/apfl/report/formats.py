@@ -37,7 +37,7 @@ def points(results: Results, row: Row, column: Column, digits: int = 1) -> str:
     difference = results.differences.get((row, column))
     if difference is None:
         return NONE
-    low, value, high = (f"{100 * x:+.{digits}f}" for x in (difference.low, difference.value, difference.high))
+    low, value, high = (results.metric.apart(x, digits) for x in (difference.low, difference.value, difference.high))
     n_seeds = "" if difference.n_seeds == results.usual_compared else f" n={difference.n_seeds}"
     return f"{value} [{low}, {high}]" + ("*" if difference.clear else "") + n_seeds
 
@@ -95,7 +95,11 @@ def terminal(results: Results, width: int, digits: int = 1) -> RenderableType:
         shown.append(Text(""))
         for block in blocks(results, width, lambda row, column: apart(row, column).plain):
             if rows := rows_of(block, results, results.differences):
-                shown.append(_rich(f"{results.ours.label} minus …, in points: {title(block)}", block, rows, apart))
+                shown.append(
+                    _rich(
+                        f"{results.ours.label} minus …, in {results.metric.points}: {title(block)}", block, rows, apart
+                    )
+                )
         shown += [Text(" ".join(difference_notes(results)), style="dim")]
     return Group(*shown, Text(""), *(Text(line) for line in summary(results)))
 
@@ -157,7 +161,7 @@ def markdown(results: Results, digits: int = 1) -> str:
     lines += [*notes(results, ("bold", "underlined"), SOURCE), ""]
     if results.ours is not None and results.differences:
         for block in by_data(results):
-            name = f"{results.ours.label} minus …, in points: {title(block)}"
+            name = f"{results.ours.label} minus …, in {results.metric.points}: {title(block)}"
             lines += _markdown_grid(name, block, rows_of(block, results, results.differences), apart)
         lines += [" ".join(difference_notes(results)).replace("*", "\\*"), ""]
     return "\n".join([*lines, *(f"- {line}" for line in summary(results))]) + "\n"

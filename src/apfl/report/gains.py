@@ -4,7 +4,8 @@ The standard error is that of a difference of two shares of the client's test ro
 
     sqrt((p (1 - p) + q (1 - q)) / n)        p: taking part, q: going alone, n: test rows
 
-as if other rows had been drawn for each. Both are measured on the same rows, so it is too large rather than too small.
+as if other rows had been drawn for each; of numbers it is sqrt((p^2 + q^2) / 2n), that of two RMSEs with normal errors
+(of several labels the first, roughly). Both are measured on the same rows, so it is too large rather than too small.
 Several seeds are averaged; their test rows overlap, so they do not make it smaller. A gain or loss is clear beyond two
 standard errors.
 """
@@ -21,6 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from apfl.errors import printable
+from apfl.experiments.headline import HEADLINES, Headline
 from apfl.experiments.record import Record
 
 __all__ = ["Gain", "client_gains", "compared_with_alone", "gains_in_words", "gains_table"]
@@ -39,13 +41,17 @@ class Gain:
     n_test: float
     alone: float
     together: float
+    headline: Headline = HEADLINES["classification"]
 
     @property
     def value(self) -> float:
-        return self.together - self.alone
+        """What it gains; of errors, by how much they are less."""
+        return self.headline.sign * (self.together - self.alone)
 
     @property
     def standard_error(self) -> float:
+        if not self.headline.percent:
+            return math.sqrt((self.together**2 + self.alone**2) / (2 * self.n_test))
         return math.sqrt((self.together * (1 - self.together) + self.alone * (1 - self.alone)) / self.n_test)
 
     @property
@@ -68,11 +74,12 @@ def client_gains(together: Sequence[Record], alone: Sequence[Record]) -> list[Ga
         other = by_seed.get(record.seed)
         if other is None or list(other.client_names) != list(record.client_names):
             continue
-        both = zip(record.client_accuracies, other.client_accuracies, strict=True)
+        both = zip(record.client_scores, other.client_scores, strict=True)
         for name, n, (own, by_itself) in zip(record.client_names, record.n_test, both, strict=True):
             if own is not None and by_itself is not None:
                 rows.setdefault(name, []).append((n, by_itself, own))
-    gains = [Gain(name, *map(float, np.mean(seen, axis=0))) for name, seen in rows.items()]
+    means = {name: [float(value) for value in np.mean(seen, axis=0)] for name, seen in rows.items()}
+    gains = [Gain(name, n, by_itself, own, together[0].headline) for name, (n, by_itself, own) in means.items()]
     return sorted(gains, key=lambda gain: -gain.value)
 
 
@@ -87,8 +94,9 @@ def gains_table(together: Sequence[Record], alone: Sequence[Record]) -> Table:
     for i, gain in enumerate(gains if not many else gains[: SHOWN // 2] + gains[-SHOWN // 2 :]):
         if many and i == SHOWN // 2:
             table.add_row(f"... {len(gains) - SHOWN} more", *[""] * 5)
-        shown = (f"{100 * gain.alone:.1f}", f"{100 * gain.together:.1f}", f"{100 * gain.value:+.1f}")
-        name, error = escape(printable(gain.client, 40)), f"{100 * gain.standard_error:.1f}"
+        first = gain.headline
+        shown = (first.write(gain.alone), first.write(gain.together), first.apart(gain.value))
+        name, error = escape(printable(gain.client, 40)), first.apart(gain.standard_error)[1:]
         table.add_row(name, f"{gain.n_test:.0f}", *shown, error, style="bold" if gain.clear else None)
     return table
 
@@ -100,11 +108,11 @@ def gains_in_words(together: Sequence[Record], alone: Sequence[Record]) -> str:
         return "no client has test rows in common with going alone"
     gain, lose = (sum(sign * each.value > 0 for each in gains) for sign in (1, -1))
     clearly = [sum(sign * each.value > 0 and each.clear for each in gains) for sign in (1, -1)]
-    worst = gains[-1]
-    most = f"; most: {printable(worst.client, 40)}, {100 * worst.value:+.1f}" if worst.value < 0 else ""
+    worst, first = gains[-1], gains[0].headline
+    most = f"; most: {printable(worst.client, 40)}, {first.apart(worst.value)}" if worst.value < 0 else ""
     return (
         f"{method} against going alone (a ridge on the client's own rows, chosen by its left-out rows): "
         f"{gain} of {len(gains)} clients gain ({clearly[0]} clearly), {lose} lose ({clearly[1]} clearly{most}); "
-        f"mean {100 * float(np.mean([each.value for each in gains])):+.1f} points. "
+        f"mean {first.apart(float(np.mean([each.value for each in gains])))} {first.difference}. "
         f"Clearly (bold): by more than {CLEAR} standard errors."
     )

@@ -18,13 +18,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from apfl.experiments.headline import HEADLINES, Headline
 from apfl.report.sheet import Column, Row, Sheet
 from apfl.report.units import human_bytes
 
 __all__ = ["PARETO_FORMATS", "Point", "front", "pareto_csv", "pareto_markdown", "pareto_terminal", "points", "standing"]
 
 NOT_FEDERATED = ("central",)
-HEADINGS = ("method", "accuracy in %", "bytes, each client", "exchanges", "front")
+HEADINGS = ("bytes, each client", "exchanges", "front")
+
+
+def headings(sheet: Sheet) -> tuple[str, ...]:
+    """Of the table; what is up or down depends on the target."""
+    first = sheet.headline
+    return "method", f"{first.word} in %" if first.percent else first.word, *HEADINGS
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +39,12 @@ class Point:
     """One method on one federation: means over its seeds."""
 
     row: Row
-    accuracy: float  # mean over clients
+    accuracy: float  # mean over clients; of other targets than classes their own headline
     spread: float | None  # standard deviation over seeds
     bytes: float  # up and down, each client
     exchanges: float
     n_seeds: int
+    headline: Headline = HEADLINES["classification"]
 
     def beats(self, other: Point) -> bool:
         """Whether it is at least as good in all three, and better in one."""
@@ -44,7 +52,7 @@ class Point:
         return own != their and all(a <= b for a, b in zip(own, their, strict=True))
 
     def _costs(self) -> tuple[float, float, float]:
-        return -self.accuracy, self.bytes, self.exchanges
+        return -self.headline.sign * self.accuracy, self.bytes, self.exchanges
 
 
 def points(sheet: Sheet, column: Column) -> list[Point]:
@@ -53,7 +61,7 @@ def points(sheet: Sheet, column: Column) -> list[Point]:
     for row, records in sheet.records(column).items():
         if not row.competes or row.method in NOT_FEDERATED:
             continue
-        accuracies = [record.accuracy_client_mean for record in records]
+        accuracies = [record.score for record in records]
         found.append(
             Point(
                 row,
@@ -62,9 +70,10 @@ def points(sheet: Sheet, column: Column) -> list[Point]:
                 float(np.mean([(record.bytes_up + record.bytes_down) / record.n_clients for record in records])),
                 float(np.mean([record.rounds for record in records])),
                 len(records),
+                records[0].headline,
             )
         )
-    return sorted(found, key=lambda point: -point.accuracy)
+    return sorted(found, key=lambda point: -point.headline.sign * point.accuracy)
 
 
 def front(competing: Sequence[Point]) -> list[Point]:
@@ -90,12 +99,12 @@ def _names(on: Sequence[Point]) -> str:
 
 def _words(point: Point) -> str:
     sent = f"{human_bytes(point.bytes)} in {point.exchanges:g}" if point.bytes else "nothing sent"
-    return f"{100 * point.accuracy:.1f} %, {sent}"
+    return f"{point.headline.said(point.accuracy)}, {sent}"
 
 
 def _cells(point: Point, on: Sequence[Point], digits: int) -> tuple[str, ...]:
-    spread = "" if point.spread is None else f" ± {100 * point.spread:.{digits}f}"
-    accuracy = f"{100 * point.accuracy:.{digits}f}{spread}"
+    spread = "" if point.spread is None else f" ± {point.headline.write(point.spread, digits)}"
+    accuracy = f"{point.headline.write(point.accuracy, digits)}{spread}"
     return point.row.label, accuracy, human_bytes(point.bytes), f"{point.exchanges:g}", "yes" if point in on else ""
 
 
@@ -105,7 +114,8 @@ def pareto_markdown(sheet: Sheet, digits: int = 1) -> str:
     for column in sheet.columns:
         competing = points(sheet, column)
         on = front(competing)
-        lines = [HEADINGS, ("---",) * len(HEADINGS), *(_cells(point, on, digits) for point in competing)]
+        heads = headings(sheet)
+        lines = [heads, ("---",) * len(heads), *(_cells(point, on, digits) for point in competing)]
         parts.append(f"**{column.label}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
     return "\n\n".join([*parts, "\n".join(f"* {line}" for line in standing(sheet))]) + "\n"
 
@@ -114,7 +124,8 @@ def pareto_csv(sheet: Sheet, digits: int = 1) -> str:
     """One line for each method and federation, with all digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["federation", "method", "accuracy", "spread", "bytes_each_client", "exchanges", "seeds", "front"])
+    first = sheet.headline.key
+    writer.writerow(["federation", "method", first, "spread", "bytes_each_client", "exchanges", "seeds", "front"])
     for column in sheet.columns:
         competing = points(sheet, column)
         on = front(competing)
@@ -132,7 +143,7 @@ def pareto_terminal(sheet: Sheet, digits: int = 1) -> RenderableType:
         competing = points(sheet, column)
         on = front(competing)
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(column.label), title_justify="left")
-        for heading in HEADINGS:
+        for heading in headings(sheet):
             table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
         for point in competing:
             style = "bold" if point in on else "dim"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apfl.errors import InputError, unknown
+from apfl.experiments.headline import HEADLINES
 from apfl.experiments.record import Record
 from apfl.report.caveats import rarest_recall
 from apfl.report.compare import Difference, Pairs, holm, paired_difference
@@ -16,7 +17,7 @@ from apfl.report.published import published
 from apfl.report.sheet import Column, Row, Sheet
 from apfl.report.units import human_bytes
 
-__all__ = ["METRICS", "Cell", "Metric", "Results", "results"]
+__all__ = ["METRICS", "Cell", "Metric", "Results", "metrics_of", "results"]
 
 OURS = "apfl"
 
@@ -30,15 +31,29 @@ class Metric:
     of: Callable[[Record], float | None]
     higher_is_better: bool = True
     percent: bool = True
+    measure: bool = False  # of numbers or labels: no bytes, seconds or rounds
+
+    @property
+    def points(self) -> str:
+        """What a difference is counted in."""
+        return "points" if self.percent else self.name.partition("_")[0].upper()
+
+    def apart(self, value: float, digits: int = 1) -> str:
+        """A difference as text, with its sign."""
+        return f"{100 * value:+.{digits}f}" if self.percent else f"{value:+.{digits + 2}g}"
 
     def write(self, value: float, digits: int = 1) -> str:
         """A value as text, without its unit."""
         if self.percent:
             return f"{100 * value:.{digits}f}"
+        if self.measure:
+            return f"{value:.{digits + 3}g}"
         return human_bytes(value) if self.name.startswith("bytes") else f"{value:.3g}"
 
     @property
     def unit(self) -> str:
+        if self.measure and not self.percent:
+            return "in the target's units, of several targets in standard deviations"
         return "in %" if self.percent else {"seconds": "in seconds", "rounds": "exchanges"}.get(self.name, "in bytes")
 
 
@@ -82,6 +97,36 @@ METRICS = {
         Metric("rounds", "server to clients to server", lambda r: r.rounds, False, False),
     ]
 }
+WORDS = {
+    "rmse": "root of the mean squared error", "mae": "mean absolute error", "r2": "R2",
+    "map": "mean average precision", "micro_f1": "F1 over all labels together", "macro_f1": "F1, averaged over labels",
+}  # fmt: skip
+OVER = {
+    "client_mean": "mean over clients of the final model's {} on the client's own test rows",
+    "sample_mean": "the final models' {} over all test rows",
+    "worst_decile": "mean of the worst tenth of the clients, final models, {} on the client's own test rows",
+}
+
+
+def _measure(name: str, over: str) -> Metric:
+    """One of the measures of numbers or several labels."""
+    key = f"{name}_{over}"
+    percent, higher = name not in ("rmse", "mae"), name not in ("rmse", "mae")
+    return Metric(key, OVER[over].format(WORDS[name]), lambda r: r.measures.get(key), higher, percent, measure=True)
+
+
+METRICS |= {each.name: each for each in (_measure(name, over) for name in WORDS for over in OVER)}
+OF_CLASSES = [name for name in METRICS if name.startswith(("accuracy", "balanced", "auroc", "recall"))]
+
+
+def metrics_of(target: str) -> list[Metric]:
+    """Those that records of this kind of target have."""
+    own = {"regression": ("rmse", "mae", "r2"), "multilabel": ("map", "micro_f1", "macro_f1")}.get(target, ())
+    return [
+        metric
+        for name, metric in METRICS.items()
+        if (name.startswith(own) if metric.measure else target == "classification" or name not in OF_CLASSES)
+    ]
 
 
 @dataclass(frozen=True)
@@ -126,8 +171,13 @@ class Results:
         return Counter(each.n_seeds for each in self.differences.values()).most_common(1)[0][0]
 
 
-def results(sheet: Sheet, metric: str = "accuracy_client_mean", against: str | None = None) -> Results:
-    """Numbers of a sheet; ``against`` is a row's label, or a method that has one row."""
+def results(sheet: Sheet, metric: str | None = None, against: str | None = None) -> Results:
+    """Numbers of a sheet; ``against`` is a row's label, or a method that has one row. ``metric``: see `METRICS`.
+
+    By default it is the one that the records' kind of target is judged by first: accuracy_client_mean for classes.
+    """
+    first = sheet.headline if sheet.cells else HEADLINES["classification"]
+    metric = first.metric if metric is None else metric
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS)
     what = METRICS[metric]
@@ -136,8 +186,8 @@ def results(sheet: Sheet, metric: str = "accuracy_client_mean", against: str | N
     }
     ours, why = _ours(sheet, against)
     differences: dict[tuple[Row, Column], Difference] = {}
-    if metric not in ("accuracy_client_mean", "accuracy_sample_mean"):
-        why = why or f"no differences for {metric}: their intervals need the accuracies of clients"
+    if metric not in (first.metric, "accuracy_sample_mean"):
+        why = why or f"no differences for {metric}: their intervals need its values of clients"
     elif ours is not None:
         for column in sheet.columns:
             differences |= _differences(sheet, ours, column, weighted=metric == "accuracy_sample_mean")
@@ -247,7 +297,7 @@ def _client_pairs(own: Record, other: Record, weighted: bool, same_clients: bool
     _refuse_other_clients(own, other)
     every = [
         (0.0, 0.0, 0.0) if a is None or b is None else (a, b, n if weighted else 1.0)
-        for a, b, n in zip(own.client_accuracies, other.client_accuracies, own.n_test, strict=True)
+        for a, b, n in zip(own.client_scores, other.client_scores, own.n_test, strict=True)
     ]
     measured = [client for client in every if client[2]]
     if len(measured) < 2:

@@ -31,7 +31,7 @@ from apfl.report import TITLE
 from apfl.report.formats import FORMATS
 from apfl.report.results import results
 from apfl.report.sheet import gather
-from apfl.report.terminal import HEADS, results_caption, results_lines, results_table, results_title
+from apfl.report.terminal import heads_of, results_caption, results_lines, results_table, results_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +64,7 @@ class RunResults:
         self,
         style: str = "terminal",
         *,
-        metric: str = "accuracy_client_mean",
+        metric: str | None = None,
         against: str | None = None,
         digits: int = 1,
     ) -> str:
@@ -88,7 +88,7 @@ class RunResults:
         x: str | None = None,
         against: str | None = None,
     ) -> Figure:
-        """A figure of `apfl plot`, by default every client's accuracy; with ``out``, also as a file."""
+        """A figure of `apfl plot`, by default every client's accuracy, RMSE or mAP; with ``out``, also as a file."""
         from apfl.report.figures import draw, style  # matplotlib takes its time
 
         sheet = gather(self._measured())
@@ -133,8 +133,10 @@ class RunResults:
     def __repr__(self) -> str:
         if not self.records:
             return f"RunResults(no test rows, so no records; models in {self.folder})"
-        accuracies = ", ".join(f"{line[0]} {line[1]} %" for line in results_lines(self.records))
-        return f"RunResults({results_title(self.records)}: {accuracies})"
+        first = self.records[0].headline
+        unit = " %" if first.percent else f" {first.word}"
+        scores = ", ".join(f"{line[0]} {line[1]}{unit}" for line in results_lines(self.records))
+        return f"RunResults({results_title(self.records)}: {scores})"
 
     def __str__(self) -> str:
         if not self.records:
@@ -148,7 +150,7 @@ class RunResults:
         """For notebooks: the table of `apfl run`."""
         if not self.records:
             return f"<p>{html.escape(repr(self))}</p>"
-        heads, *lines = [["method", *HEADS], *results_lines(self.records)]
+        heads, *lines = [["method", *heads_of(self.records)], *results_lines(self.records)]
         rows = [_html_row("th", heads), *(_html_row("td", line) for line in lines)]
         title, caption = (html.escape(of(self.records)) for of in (results_title, results_caption))
         return f"<table><caption>{title}</caption>{''.join(rows)}</table><p><small>{caption}</small></p>"

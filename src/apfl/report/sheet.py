@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from apfl.errors import InputError
+from apfl.experiments.headline import Headline
 from apfl.experiments.record import Record, as_read, hashes, read_records
 from apfl.experiments.run import Protocol
 from apfl.methods import load_method, method_names
@@ -71,6 +72,11 @@ class Sheet:
         return {row: self.cells[row, column] for row in self.rows if (row, column) in self.cells}
 
     @property
+    def headline(self) -> Headline:
+        """What its records are judged by first: those of one sheet are of one kind."""
+        return self.all[0].headline
+
+    @property
     def all(self) -> list[Record]:
         """Every record once."""
         return [record for records in self.cells.values() for record in records]
@@ -99,8 +105,9 @@ def read(paths: Iterable[Path]) -> list[Record]:
 
 def gather(records: Iterable[Record]) -> Sheet:
     """Sort records into rows and columns."""
-    known = list({(*_run(record), tuple(record.client_accuracies)): record for record in records}.values())
+    known = list({(*_run(record), tuple(record.client_scores)): record for record in records}.values())
     _refuse_contradictions(known)
+    _refuse_several_targets(known)
     columns = _columns(known)
     rows = _rows(known)
     cells: dict[tuple[Row, Column], list[Record]] = {}
@@ -110,6 +117,14 @@ def gather(records: Iterable[Record]) -> Sheet:
     return Sheet(list(dict.fromkeys(rows.values())), list(columns.values()), cells)
 
 
+def _refuse_several_targets(records: Sequence[Record]) -> None:
+    targets = sorted({record.target for record in records})
+    if len(targets) > 1:
+        raise InputError(
+            f"records of {' and '.join(targets)} given, which have no measure in common; give those of one kind"
+        )
+
+
 def _refuse_contradictions(records: Sequence[Record]) -> None:
     seen: dict[tuple[Any, ...], Record] = {}
     for record in records:
@@ -117,7 +132,7 @@ def _refuse_contradictions(records: Sequence[Record]) -> None:
         if other is not record:
             raise InputError(
                 f"two results of one run, {record.method} with seed {record.seed} on {record.data}: "
-                f"{other.accuracy_client_mean:.4f} (on {other.device}) and {record.accuracy_client_mean:.4f} "
+                f"{other.score:.4f} (on {other.device}) and {record.score:.4f} "
                 f"(on {record.device}); give the file of one of them"
             )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from apfl.report.caveats import unmeasured
 from apfl.report.compare import FEW_SEEDS
-from apfl.report.results import Results
+from apfl.report.results import Metric, Results
 from apfl.report.sheet import Column, Row
 
 __all__ = ["difference_notes", "notes", "p_text", "summary"]
@@ -45,12 +45,23 @@ def _count(results: Results, ours: Row) -> str:
         if (rival := _best_other(results, ours, column)) is not None and (ours, column) in results.cells
     ]
     ahead = sum(margin > 0 for margin in margins)
-    mean = 100 * sum(margins) / len(margins)
+    mean = sum(margins) / len(margins)
+    metric = results.metric
     return (
         f"{ours.label} is ahead of the best of the others in {ahead} of {len(margins)} federations; "
-        f"on average over all of them it is {abs(mean):.1f} points {'ahead' if mean >= 0 else 'BEHIND'}. "
+        f"on average over all of them it is {_far(metric, mean)} {'ahead' if mean >= 0 else 'BEHIND'}. "
         f"{_how_many(results, ours)}."
     )
+
+
+def _far(metric: Metric, gap: float) -> str:
+    """A distance in words.
+
+    >>> from apfl.report.results import METRICS
+    >>> _far(METRICS["accuracy_client_mean"], -0.0123), _far(METRICS["rmse_client_mean"], 1.234)
+    ('1.2 points', 'an RMSE of 1.23')
+    """
+    return f"{metric.apart(abs(gap))[1:]} points" if metric.percent else f"an {metric.points} of {abs(gap):.3g}"
 
 
 def _how_many(results: Results, ours: Row) -> str:
@@ -88,16 +99,19 @@ def _standing(results: Results, ours: Row, column: Column) -> str | None:
         return None
     own, theirs = results.cells[ours, column], results.cells[rival, column]
     write = results.metric.write
-    gap = 100 * _gap(results, ours, rival, column)
-    where = f"{write(own.mean)} %, {rival.label} {write(theirs.mean)} %"
-    standing = "level with" if abs(gap) < 1e-9 else f"{abs(gap):.1f} points {'ahead of' if gap > 0 else 'BEHIND'}"
+    gap = _sign(results) * _gap(results, ours, rival, column)
+    unit = " %" if results.metric.percent else ""
+    where = f"{write(own.mean)}{unit}, {rival.label} {write(theirs.mean)}{unit}"
+    far = _far(results.metric, gap)
+    standing = "level with" if abs(gap) < 1e-11 else f"{far} {'ahead of' if gap > 0 else 'BEHIND'}"
     difference = results.differences.get((rival, column))
     how_sure = ""
     if difference is not None:
         verdict = "clear" if difference.clear else "not clear"
         common = f", on the {_seeds(difference.n_seeds)} both have" if set(own.seeds) != set(theirs.seeds) else ""
         how_sure = (
-            f"; 95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f} ({difference.speaks_of}), "
+            f"; 95 % interval {results.metric.apart(difference.low)} to {results.metric.apart(difference.high)} "
+            f"({difference.speaks_of}), "
             f"Holm {p_text(difference.p_holm)}: {verdict}{common}"
         )
     about = f"{where}; {_seeds(len(own.seeds))}{how_sure}"
@@ -196,7 +210,10 @@ def difference_notes(results: Results) -> list[str]:
     ours = "ours" if results.ours is None else results.ours.label
     compared = {each.n_seeds for each in results.differences.values()}
     seeds = _seeds(results.usual_compared) + (" unless n= says otherwise" if len(compared) > 1 else "")
-    lines = [f"difference: {ours} minus the method, in points [95 % interval], on the seeds that both have: {seeds}."]
+    lines = [
+        f"difference: {ours} minus the method, in {results.metric.points} [95 % interval], on the seeds that both "
+        f"have: {seeds}."
+    ]
     if max(compared) > 1:
         lines.append("The interval speaks of other seeds and other clients.")
     if any(1 < n < FEW_SEEDS for n in compared):

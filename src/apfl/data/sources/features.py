@@ -11,6 +11,7 @@ import json
 import math
 import zipfile
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import date
 from datetime import time as dtime
 from decimal import Decimal
@@ -23,6 +24,7 @@ import torch
 from apfl.data.federation import Dataset
 from apfl.data.missing import missing, refuse_missing
 from apfl.data.sources import Match, by_ending, existing
+from apfl.data.targets import Targets, read_targets
 from apfl.errors import InputError
 
 RESERVED = ("features", "images", "labels", "scale", "class_names", "provenance")  # arrays that are not columns
@@ -36,13 +38,19 @@ def accepts(source: str) -> Match:
     return by_ending(source, ".npz")
 
 
-def load(source: str | Path, *, labels_optional: bool = False) -> Dataset:
+def load(source: str | Path, *, target: str | None = None, labels_optional: bool = False) -> Dataset:
     """Read and check the file."""
     path = Path(source)
-    return from_arrays(path, read_arrays(path), labels_optional=labels_optional)
+    return from_arrays(path, read_arrays(path), labels_optional=labels_optional, target=target)
 
 
-def from_arrays(path: Path, arrays: dict[str, np.ndarray], *beside: Path, labels_optional: bool = False) -> Dataset:
+def from_arrays(
+    path: Path,
+    arrays: dict[str, np.ndarray],
+    *beside: Path,
+    labels_optional: bool = False,
+    target: str | None = None,
+) -> Dataset:
     """The dataset that the arrays of ``path``, and of files beside it, make up, once they are checked."""
     arrays = dict(arrays)
     needed = ("features",) if labels_optional else ("features", "labels")
@@ -50,14 +58,39 @@ def from_arrays(path: Path, arrays: dict[str, np.ndarray], *beside: Path, labels
     if missing:
         raise InputError(f"{path} has no array '{missing[0]}' (it has: {', '.join(sorted(arrays))})")
     features = checked_features(path, arrays.pop("features"), arrays.pop("scale", None))
-    labels, names = labels_of(path, arrays, len(features))
+    targets = _targets(path, arrays, target)
+    labels, names = (
+        labels_of(path, arrays, len(features)) if targets is None else (targets.codes.numpy(), targets.names)
+    )
     provenance = read_provenance(path, arrays)
     if len(labels) != len(features):
         raise InputError(f"{path} has {len(features)} features but {len(labels)} labels; there must be one for each")
     columns = {name: column for name, column in arrays.items() if column.shape == labels.shape}
-    return Dataset(
-        path.name, features, torch.from_numpy(labels), names, columns, file_sha256(path, *beside), provenance
-    )
+    whole = file_sha256(path, *beside)
+    made = Dataset(path.name, features, torch.from_numpy(labels), names, columns, whole, provenance)
+    return made if targets is None else with_targets(made, targets)
+
+
+def _targets(path: Path, arrays: dict[str, np.ndarray], asked: str | None) -> Targets | None:
+    """Numbers or several labels in ``labels``, taken out of ``arrays``; None if they are classes, or not there."""
+    labels, names = arrays.get("labels"), arrays.get("class_names")
+    named_classes = names is not None and labels is not None and labels.ndim == 1 and asked is None
+    if labels is None or labels.ndim not in (1, 2) or named_classes:
+        return None
+    targets = read_targets(str(path), labels, asked, None if names is None or labels.ndim == 1 else list(names))
+    if targets is not None:
+        arrays.pop("labels")
+        arrays.pop("class_names", None)
+    return targets
+
+
+def with_targets(dataset: Dataset, targets: Targets) -> Dataset:
+    """The dataset with numbers or labels to predict, which are part of its identity."""
+    told = json.dumps([dataset.sha256, targets.kind, list(targets.names)])
+    return replace(
+        dataset, labels=targets.codes, class_names=targets.names, targets=targets.values, target=targets.kind,
+        sha256=hashlib.sha256(told.encode()).hexdigest(),
+    )  # fmt: skip
 
 
 def labels_of(path: Path, arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -20,7 +20,7 @@ def accepts(source: str) -> Match:
     return by_ending(source, ".npy")
 
 
-def load(source: str | Path, *, labels_optional: bool = False) -> Dataset | Samples:
+def load(source: str | Path, *, target: str | None = None, labels_optional: bool = False) -> Dataset | Samples:
     """Vectors (n, l), or images."""
     path = existing(source)
     values = read_npy(path)
@@ -28,9 +28,11 @@ def load(source: str | Path, *, labels_optional: bool = False) -> Dataset | Samp
     if labels is None and not labels_optional:
         raise no_labels(path)
     found, more = ({}, []) if labels is None else ({"labels": read_npy(labels)}, [labels])
+    if values.ndim > 2 and target not in (None, "classification"):
+        raise InputError(f"{path} holds images, which have classes; leave --target {target} out")
     if values.ndim > 2:
         return arrays.from_mapped(path, values, found, *more)
-    return from_arrays(path, {"features": values, **found}, *more, labels_optional=labels_optional)
+    return from_arrays(path, {"features": values, **found}, *more, labels_optional=labels_optional, target=target)
 
 
 def labels_beside(path: Path) -> Path | None:

@@ -24,8 +24,16 @@ from apfl.data.raw import AUTO, Raw, encoding_of
 from apfl.data.samples import Samples
 from apfl.data.sources import Match, by_ending, existing
 from apfl.data.sources._texts import texts_of
-from apfl.data.sources.features import checked_features, file_sha256, labels_of, plain_column, whole_labels
+from apfl.data.sources.features import (
+    checked_features,
+    file_sha256,
+    labels_of,
+    plain_column,
+    whole_labels,
+    with_targets,
+)
 from apfl.data.tables import ENDINGS, listed, read_table
+from apfl.data.targets import Targets, read_targets
 from apfl.errors import InputError, optional, unknown
 from apfl.maths.encoding import Encoding
 
@@ -48,6 +56,7 @@ def load(
     text_column: str | None = None,
     encode: str | Encoding | None = None,
     categories: str | Sequence[str] | None = None,
+    target: str | None = None,
     labels_optional: bool = False,
     for_backbone: bool = False,
 ) -> Dataset | Samples:
@@ -56,7 +65,7 @@ def load(
     kind, of which those in ``categories`` hold names. ``for_backbone``: if there are texts, they are meant."""
     path = existing(source)
     table = read_table(path)
-    label = label_column or DEFAULT_LABEL
+    label, *others = _label_columns(path, table, label_column)
     has_labels = label in table.column_names
     if not has_labels and (label_column is not None or not labels_optional):
         raise InputError(
@@ -65,7 +74,9 @@ def load(
         )
     if not table.num_rows:
         raise InputError(f"{path} has no rows")
-    found = {"labels": labels_in(path, table, label)} if has_labels else {}
+    targets = targets_in(path, table, [label, *others], target) if has_labels else None
+    table = table.drop_columns(others) if others else table
+    found = {"labels": labels_in(path, table, label)} if has_labels and targets is None else {}
     labels, class_names = labels_of(path, found, table.num_rows)
     if for_backbone or text_column is not None:
         texts = texts_of(path, table, text_column, label, labels, class_names)
@@ -81,8 +92,9 @@ def load(
         else None
     )
     if raw is not None:
-        return _to_encode(path, table, label, chosen, raw, agreed, labels, class_names)
-    return Dataset(
+        made = _to_encode(path, table, label, chosen, raw, agreed, labels, class_names)
+        return made if targets is None else with_targets(made, targets)
+    made = Dataset(
         name=path.name,
         features=checked_features(path, values_in(path, table, chosen)),
         labels=torch.from_numpy(labels),
@@ -91,6 +103,32 @@ def load(
         sha256=_identity(path, label, chosen.asked),
         feature_names=chosen.numbers,
     )
+    return made if targets is None else with_targets(made, targets)
+
+
+def _label_columns(path: Path, table: Any, given: str | None) -> list[str]:
+    """The columns to predict: one, or several that commas separate; a name may have a comma itself."""
+    if given is None or given in table.column_names or "," not in given:
+        return [given or DEFAULT_LABEL]
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    for name in names:
+        if name not in table.column_names:
+            raise InputError(
+                f"{path} has no column '{name}' (it has: {listed(table.column_names)}); name the columns to predict "
+                "with --label-column A,B"
+            )
+    return list(dict.fromkeys(names))
+
+
+def targets_in(path: Path, table: Any, names: Sequence[str], asked: str | None) -> Targets | None:
+    """Numbers or several labels of a table, or None if its label column holds classes."""
+    for name in names:
+        refuse_missing(values_of(name, str(path)), table.column(name).to_pylist())
+    columns = [plain_column(table.column(name).to_pylist()) for name in names]
+    if any(column is None for column in columns) and (asked or len(names) > 1):
+        raise InputError(f"{path}: columns to predict ({listed(list(names))}) must hold numbers")
+    values = [column for column in columns if column is not None]
+    return read_targets(str(path), np.stack(values, 1), asked, names) if values else None
 
 
 def _named(categories: str | Sequence[str] | None) -> tuple[str, ...]:

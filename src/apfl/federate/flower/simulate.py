@@ -29,7 +29,7 @@ def simulate(
 
     Returns the client of each site.
     """
-    dataset = load_data(source)
+    dataset = load_data(replace(source, target="classification"))
     federation = federate(dataset, protocol, seed)
     if len(federation.train) < 2:
         raise InputError(f"the column names one client, {federation.names[0]}; a federation needs two or more")

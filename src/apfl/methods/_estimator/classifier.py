@@ -24,9 +24,11 @@ from apfl.methods import load_method
 from apfl.methods._estimator.client_rows import ALONE, no_clients, rows_by_name, scores_and_reasons, seed_of, tensor
 from apfl.methods._estimator.files import Filed
 from apfl.methods._estimator.fitted import ClassWeight, Fitted, Stream, begin, encode
+from apfl.methods._estimator.labels import FittedLabels, are_labels, fit_labels, label_scores
 from apfl.methods._estimator.reading import by_client, mind, present, read, read_one
 from apfl.methods.apfl import APFL
 from apfl.models.landmark import LandmarkModel
+from apfl.models.predict import HALF
 from apfl.models.undecided import in_words
 
 __all__ = ["APFLClassifier"]
@@ -122,6 +124,7 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
     """
 
     _fitted: Fitted
+    _labels: FittedLabels  # in its place, if rows have several labels
 
     def __init__(
         self,
@@ -176,12 +179,27 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
         ``sample_weight`` (n,) weighs the rows in both ridges: with given maps and settings, 2 is a row given twice, and
         0 is always a row that is absent. A left-out row counts once, whatever it weighs, when settings are chosen.
+
+        If ``y`` is an indicator matrix (n, c) of 0 and 1, a row may have several labels. Then models are those of
+        `APFLRegressor`, ``predict`` gives indicators, and clients join and leave by fitting anew.
         """
         with self._all_or_nothing():
+            self.__dict__.pop("_labels", None)
+            if are_labels(y):
+                return self._fit_labels(X, y, clients, groups, sample_weight)
             X, y, names = read(self, X, clients, y, reset=True)
             check_classification_targets(y)
             X, y, names, groups, weights = present(sample_weight, X, y, names, groups)
             return self._begin(np.unique(y), X, y, names, groups, weights)
+
+    def _fit_labels(self, X: Any, y: Any, clients: Any, groups: Any, sample_weight: Any) -> Self:
+        if sample_weight is not None or self.class_weight is not None:
+            raise InputError(
+                "weights given with several labels, which have none; leave sample_weight and class_weight out"
+            )
+        self._labels = fit_labels(self, self._method().numbers("multilabel"), X, y, clients, groups)
+        self.__dict__.pop("_fitted", None)
+        return self
 
     def partial_fit(
         self,
@@ -200,6 +218,8 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         the widths and ``normalise="row"``, ``"root"`` or ``"none"`` for exactly the result of `fit`, and with landmarks
         ``landmarks="free"`` too.
         """
+        if are_labels(y) or hasattr(self, "_labels"):
+            raise _whole()
         with self._all_or_nothing():
             first = not hasattr(self, "_fitted")
             if not first:
@@ -258,17 +278,27 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
     # --------------------------------------------------------------------------------------------- predicting
 
     def decision_function(self, X: Any, clients: Any = None) -> np.ndarray:
-        """Scores (n, c), or for two classes the difference (n,). ``unknown`` says what a client not fitted gets."""
+        """Scores (n, c), or for two classes the difference (n,); of several labels, above 0 for those given.
+        ``unknown`` says what a client not fitted gets."""
+        if hasattr(self, "_labels"):
+            return label_scores(self, self._labels, X, clients) - HALF
         scores = self._scores(X, clients)[0]
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict(self, X: Any, clients: Any = None) -> np.ndarray:
-        """The class of the highest score."""
+        """The class of the highest score; of several labels, indicators (n, c)."""
+        if hasattr(self, "_labels"):
+            return (label_scores(self, self._labels, X, clients) > HALF).astype(int)
         scores, _ = self._scores(X, clients)
         return np.asarray(self.classes_[scores.argmax(1)])
 
     def predict_proba(self, X: Any, clients: Any = None) -> np.ndarray:
-        """softmax(scores / T), with T chosen by the log-loss of left-out scores when the model was fitted."""
+        """softmax(scores / T), with T chosen by the log-loss of left-out scores when the model was fitted.
+
+        Of several labels, the scores between 0 and 1, (n, c): in the right order, but not calibrated.
+        """
+        if hasattr(self, "_labels"):
+            return label_scores(self, self._labels, X, clients).clip(0, 1)
         scores, temperatures = self._scores(X, clients)
         return np.asarray(softmax(scores / temperatures[:, None], axis=1))
 
@@ -277,25 +307,29 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         refuse_missing("labels", y)
         return float(accuracy_score(y, self.predict(X, clients), sample_weight=sample_weight))
 
-    def model(self, client: Hashable = ALONE) -> Stream:
+    def model(self, client: Hashable = ALONE) -> Any:
         """The model of one client, to save or deploy; of None, the primary stream that all clients share.
 
         A client that was not fitted is refused, unless ``unknown="shared"`` gives it the shared stream too.
         """
         check_is_fitted(self)
-        if client is not None and self.unknown != "shared" and client not in self._fitted.models:
+        if client is not None and self.unknown != "shared" and client not in self.clients_:
             raise InputError(f"{no_clients([client], self.clients_)} (model(None) is the shared stream)")
-        found = self._model(client)
         names = {"feature_names": self._own_features()} if hasattr(self, "feature_names_in_") else {}
+        if hasattr(self, "_labels"):
+            return self._labels.model(client, names)
+        found = self._model(client)
         return replace(found, class_names=[str(name) for name in self.classes_], about={**found.about, **names})
 
     @property
     def classes_(self) -> np.ndarray:
+        if hasattr(self, "_labels"):
+            return np.arange(self._labels.n_labels)
         return self._fitted.classes
 
     @property
     def clients_(self) -> list[Any]:
-        return list(self._fitted.models)
+        return list(self._labels.models if hasattr(self, "_labels") else self._fitted.models)
 
     @property
     def primary_(self) -> np.ndarray:
@@ -312,10 +346,15 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     @property
     def chosen_(self) -> dict[str, Any]:
-        return dict(self._fitted.account)
+        return dict(self._labels.account if hasattr(self, "_labels") else self._fitted.account)
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_fitted")
+        return hasattr(self, "_fitted") or hasattr(self, "_labels")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
 
     # ------------------------------------------------------------------------------------------------- within
 
@@ -333,6 +372,8 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _check_sums(self) -> None:
         """Refuse to add or remove rows if there are no sums to add them to."""
         check_is_fitted(self)
+        if hasattr(self, "_labels"):
+            raise _whole()
         if self._fitted.statistics is None:
             raise InputError(
                 "this classifier was loaded from files, which have its models but no sums and no rows: nobody can join "
@@ -422,3 +463,9 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if bool(reasons.any()):
             warnings.warn(f"{in_words(reasons)}; their scores are the local prior alone", stacklevel=3)
         return scores, temperatures
+
+
+def _whole() -> InputError:
+    return InputError(
+        "a classifier of several labels is fitted whole: give all clients' rows to fit; .model() saves one"
+    )

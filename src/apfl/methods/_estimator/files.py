@@ -45,6 +45,7 @@ class Filed:
         whose models are written, ``[]`` for the shared stream alone.
         """
         check_is_fitted(self)
+        _refuse_labels(self)
         _save(self, Path(folder), _chosen(self, clients))
 
     @classmethod
@@ -70,6 +71,7 @@ class Filed:
         ``options`` are those of `huggingface_hub.ModelHubMixin.push_to_hub`.
         """
         check_is_fitted(self)
+        _refuse_labels(self)
         chosen = _chosen(self, clients)
         card = _card(self, chosen, data, metrics)
         return hub.push(lambda folder: _save(self, folder, chosen), card, repo_id, private=private, **options)
@@ -235,3 +237,8 @@ def _card(classifier: Any, clients: list[Hashable], data: str, metrics: Mapping[
             "Metrics": {**left_out, **(metrics or {})},
         },
     )
+
+
+def _refuse_labels(classifier: Any) -> None:
+    if hasattr(classifier, "_labels"):
+        raise InputError("a classifier of several labels has no folder; save each client's .model(client).save(FILE)")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from typing import Any, Self
 
 import numpy as np
@@ -17,40 +15,22 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from apfl.errors import InputError, unknown
-from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, LandmarkMap, draw_points, landmark_map, spread
-from apfl.maths.leaveout import leaving
-from apfl.maths.normalise import Normaliser, check_features, moments, normaliser
-from apfl.maths.personalise import width_for
-from apfl.maths.regression import (
-    Block,
-    Choice,
-    Primary,
-    choose,
-    clearly_less,
-    fit_client,
-    number_statistics,
-    shares,
-    solve,
-    squared,
-)
-from apfl.maths.ridge import total
 from apfl.methods._estimator.client_rows import group_code, one_each, rows_by_name, seed_of, tensor
 from apfl.methods._estimator.reading import mind, read
+from apfl.methods._numbers import MAPS, Asked, NumberRows, fit_numbers
+from apfl.models.additive import AdditiveModel
 
 __all__ = ["APFLRegressor"]
-
-MAPS = ("linear", "landmarks", "both")  # simple ones first
-LEAST_SHARE = 1e-3  # of a model in the average
-MOST = 2048  # landmarks: leverages are exact here, which costs the cube of the width
 
 
 class APFLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """One regression for each client: a ridge shared by all, plus a private ridge on what it gets wrong locally.
 
     Predicts ``weight * Phi G + balance * Phi P_k``, with G fitted to the rows of all clients and P_k to what
-    ``weight * Phi G`` leaves of the client's own. What is left open gives up to nine models: G alone, refined, and each
-    client's own ridge, on each map. Their predictions are averaged, with shares by the likelihood of left-out rows.
-    Targets are standardised; one column or several.
+    ``weight * Phi G`` leaves of the client's own. What is left open gives up to eleven models: G alone, refined, and
+    each client's own ridge, on each map; and, if all is open, the ridge with an intercept that `RidgeCV` would choose,
+    over everyone's rows and over the client's own. Their predictions are averaged, with shares by the likelihood of
+    left-out rows. Targets are standardised; one column or several.
 
     Parameters
     ----------
@@ -115,13 +95,13 @@ class APFLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: i
         kinds = self._maps()
         X, y, names = read(self, X, clients, y, reset=True, numbers=True)
         targets = tensor(np.asarray(y, dtype=np.float64)).reshape(len(X), -1)
-        mean, scale = targets.mean(0), targets.std(0, correction=0)
-        scale = torch.where(scale == 0, 1, scale)
-        data = _Data.of(X, (targets - mean) / scale, names, groups)
-        fixed = (self._number("weight"), self._number("beta"), self._number("balance"))
-        seed = seed_of(self.random_state)
-        each = [_fitted(data, kind, self._width(), self._number("gamma"), fixed, seed) for kind in kinds]
-        self._fitted = _blend(each, data.names, seed, _Scale(mean, scale, y.ndim == 1))
+        rows = _by_client(X, targets, names, groups)
+        gamma, weight, beta, balance = (self._number(name) for name in ("gamma", "weight", "beta", "balance"))
+        asked = Asked(kinds, self._width(), gamma, weight, beta, balance)
+        blend = fit_numbers(list(rows.values()), asked, seed_of(self.random_state))
+        models = {name: blend.model(own, found) for (name, own), found in zip(rows.items(), blend.own, strict=True)}
+        account = blend.account | {"alone": [list(rows)[k] for k in blend.account["alone"]]}
+        self._fitted = _Fitted(models, blend.shared, y.ndim == 1, account)
         return self
 
     def predict(self, X: Any, clients: Any = None) -> np.ndarray:
@@ -129,13 +109,11 @@ class APFLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: i
         check_is_fitted(self)
         X, _, names = read(self, X, clients)
         state, rows_of = self._fitted, rows_by_name(names)
-        mind(self, [name for name in rows_of if name not in state.clients])
-        found = torch.zeros(len(X), len(state.scale.mean), dtype=torch.float64)
-        for part in state.parts:
-            phi = part.phi(tensor(X))
-            for name, rows in rows_of.items():
-                found[rows] += phi[rows] @ part.weights.get(name, part.shared)
-        return state.scale.undo(found)
+        mind(self, [name for name in rows_of if name not in state.models])
+        found = torch.zeros(len(X), len(state.shared.intercept), dtype=torch.float64)
+        for name, rows in rows_of.items():
+            found[rows] = state.models.get(name, state.shared).scores(tensor(X[rows]))
+        return np.asarray(found[:, 0] if state.flat else found)
 
     def score(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> float:
         """R2, averaged over targets."""
@@ -143,7 +121,7 @@ class APFLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: i
 
     @property
     def clients_(self) -> list[Any]:
-        return list(self._fitted.clients)
+        return list(self._fitted.models)
 
     @property
     def chosen_(self) -> dict[str, Any]:
@@ -178,189 +156,18 @@ class APFLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: i
 
 
 @dataclass(frozen=True, eq=False)
-class _Data:
-    """The rows by client."""
-
-    names: list[Hashable]
-    features: list[Tensor]
-    targets: list[Tensor]
-    groups: list[Tensor | None]
-
-    @staticmethod
-    def of(X: np.ndarray, targets: Tensor, names: list[Hashable], groups: Any) -> _Data:
-        rows_of, codes = rows_by_name(names), None
-        if groups is not None:
-            codes = torch.tensor([group_code(group) for group in one_each("groups", groups, len(X))])
-        places = list(rows_of.values())
-        return _Data(
-            list(rows_of), [tensor(X[rows]) for rows in places], [targets[rows] for rows in places],
-            [None if codes is None else codes[rows] for rows in places],
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class _Map:
-    """Phi: the features as they are, landmarks, or both."""
-
-    kind: str
-    columns: Normaliser
-    landmarks: tuple[Normaliser, LandmarkMap] | None
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """The rows on the map, (n, d), with a constant column: the client's own level."""
-        parts = [torch.ones(len(features), 1, dtype=torch.float64)]
-        if self.kind != "landmarks":
-            parts.append(self.columns(features) / math.sqrt(features.shape[1]))
-        if self.landmarks is not None:
-            scaling, drawn = self.landmarks
-            parts.append(drawn(scaling(features)))
-        return torch.cat(parts, 1)
-
-
-@dataclass(frozen=True, eq=False)
-class _Candidate:
-    """A map with its primary and its models."""
-
-    phi: _Map
-    blocks: list[Block]
-    primary: Primary
-    choice: Choice
-
-    def weights(self, client: int, shares: Tensor) -> Tensor:
-        """The models' w G + balance P_k, averaged."""
-        parts = zip(shares.tolist(), self.choice.settings, strict=True)
-        fits = [share * fit_client(self.blocks[client], self.primary, own) for share, own in parts if share]
-        return sum(fits, torch.zeros_like(self.primary.weights))
-
-    def accounts(self, shares: Tensor) -> list[dict[str, Any]]:
-        of_map = {"map": self.phi.kind, "width": len(self.primary.weights), "gamma": self.primary.gamma}
-        return [
-            {**of_map, "weight": weight, "beta": beta, "balance": balance, "share": share}
-            for (weight, beta, balance), share in zip(self.choice.settings, shares.tolist(), strict=True)
-        ]
-
-
-@dataclass(frozen=True, eq=False)
-class _Scale:
-    """Of the targets."""
-
-    mean: Tensor
-    scale: Tensor
-    flat: bool  # whether targets were one column without a second dimension
-
-    def undo(self, numbers: Tensor) -> np.ndarray:
-        found = np.asarray((numbers * self.scale + self.mean).numpy())
-        return found[:, 0] if self.flat else found
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """What one map adds to the prediction."""
-
-    phi: _Map
-    weights: dict[Hashable, Tensor]  # of each client, (d, t)
-    shared: Tensor  # for anybody else
-
-
-@dataclass(frozen=True, eq=False)
 class _Fitted:
-    clients: list[Hashable]
-    parts: list[_Part]
-    scale: _Scale
+    models: dict[Hashable, AdditiveModel]
+    shared: AdditiveModel  # for anybody else
+    flat: bool  # whether targets were one column without a second dimension
     account: dict[str, Any]
 
 
-def _blend(each: Sequence[_Candidate], names: list[Hashable], seed: int, scale: _Scale) -> _Fitted:
-    """The average of all models, with shares from left-out rows."""
-    left = [torch.cat([one.choice.residuals[k] for one in each]) for k in range(len(names))]  # (models, n, t)
-    everyone = _clean(shares([squared(own) for own in left], seed))
-    alone = torch.tensor([weight == 0 for one in each for weight, *_ in one.choice.settings])
-    own = [_own_shares(residuals, everyone, alone) for residuals in left]
-    mixed = torch.cat([torch.einsum("m,mnt->nt", *pair) for pair in zip(own, left, strict=True)])
-    targets = torch.cat([block.targets for block in each[0].blocks])
-    models = [model for one, found in zip(each, _by_map(each, everyone), strict=True) for model in one.accounts(found)]
-    account = {
-        **max(models, key=lambda model: float(model["share"])),
-        "alone": [name for name, found in zip(names, own, strict=True) if found is not everyone],
-        "left_out_r2": _r2(mixed, targets),
-        "models": models,
+def _by_client(X: np.ndarray, targets: Tensor, names: list[Hashable], groups: Any) -> dict[Hashable, NumberRows]:
+    codes = None
+    if groups is not None:
+        codes = torch.tensor([group_code(group) for group in one_each("groups", groups, len(X))])
+    return {
+        name: NumberRows(tensor(X[rows]), targets[rows], None if codes is None else codes[rows])
+        for name, rows in rows_by_name(names).items()
     }
-    return _Fitted(names, _parts(each, names, own, seed), scale, account)
-
-
-def _parts(each: Sequence[_Candidate], names: list[Hashable], own: Sequence[Tensor], seed: int) -> list[_Part]:
-    """What each map adds, for clients with shares of their own and for anybody else."""
-    by_map = [_by_map(each, found) for found in own]
-    primaries = [torch.stack([squared(one.choice.primary[k]) for one in each]) for k in range(len(names))]
-    anybody = _clean(shares(primaries, seed)).tolist()
-    return [
-        _Part(
-            one.phi,
-            {name: one.weights(k, by_map[k][i]) for k, name in enumerate(names)},
-            anybody[i] * one.primary.weights,
-        )
-        for i, one in enumerate(each)
-        if anybody[i] or any(bool(found[i].any()) for found in by_map)
-    ]
-
-
-def _by_map(each: Sequence[_Candidate], found: Tensor) -> Sequence[Tensor]:
-    return torch.split(found, [len(one.choice.settings) for one in each])
-
-
-def _clean(found: Tensor) -> Tensor:
-    """Without shares that cost time and change nothing."""
-    kept = torch.where(found < LEAST_SHARE, 0.0, found)
-    return kept / kept.sum()
-
-
-def _own_shares(left: Tensor, everyone: Tensor, alone: Tensor) -> Tensor:
-    """Of one client: everyone's, or going alone if its own rows are clearly better off."""
-    if not alone.any() or alone.all():
-        return everyone
-    errors, mixed = squared(left), squared(torch.einsum("m,mnt->nt", everyone, left))
-    sums = torch.where(alone, errors.nansum(1), math.inf)
-    best = int(sums.argmin())
-    if not clearly_less(errors[best], mixed, 2.0):
-        return everyone
-    return torch.nn.functional.one_hot(torch.tensor(best), len(everyone)).to(everyone)
-
-
-def _r2(left: Tensor, targets: Tensor) -> float:
-    judged = ~left.isnan().any(1)
-    energy = float(targets[judged].square().sum())
-    return 1 - float(left[judged].square().sum()) / energy if energy else math.nan
-
-
-def _fitted(
-    data: _Data, kind: str, width: int | None, gamma: float | None, fixed: tuple[float | None, ...], seed: int
-) -> _Candidate:
-    """A map, the primary on the sums of all clients, and the settings."""
-    phi = _mapped(data, kind, width, seed)
-    blocks = []
-    for features, targets, groups in zip(data.features, data.targets, data.groups, strict=True):
-        alike = torch.from_numpy(np.unique(targets.numpy(), axis=0, return_inverse=True)[1].reshape(-1))
-        blocks.append(Block(phi(features), targets, *leaving(features, alike, groups)))
-    summed = total(number_statistics(b.phi, b.targets, _n_copies(b)) for b in blocks)
-    used = 1.0 if gamma is None and summed.n_samples < 2 else gamma
-    primary = solve(summed, used)
-    choice = choose(blocks, primary, (fixed[0], fixed[1], fixed[2]))
-    return _Candidate(phi, blocks, primary, choice)
-
-
-def _n_copies(block: Block) -> int:
-    return 0 if block.copies is None else int(block.copies.sum())
-
-
-def _mapped(data: _Data, kind: str, width: int | None, seed: int) -> _Map:
-    check_features("standardise", data.features)
-    shared = reduce(add, (moments(features) for features in data.features))
-    columns = normaliser("standardise", shared)
-    if kind == "linear":
-        return _Map(kind, columns, None)
-    scaling = normaliser("columns", shared)
-    n, n_in = shared.n_samples, scaling.width(data.features[0].shape[1])
-    full = n >= ROWS_FOR_EACH_COLUMN * n_in
-    products = reduce(add, (spread(scaling(features), full=full) for features in data.features))
-    d = min(MOST, width_for(n, data.features[0].shape[1]), max(n, 2)) if width is None else width
-    return _Map(kind, columns, (scaling, landmark_map(draw_points(d, seed, products))))

@@ -125,7 +125,7 @@ def sensitivity(axes: Axes, sheet: Sheet, name: str, looks: dict[Row, Look]) -> 
     for i, line in enumerate(lines):
         _draw(axes, line, place, colours[i % len(colours)], i)
     _ticks(axes, place, numeric)
-    axes.set(xlabel=name, ylabel="accuracy, mean over clients (%)")
+    axes.set(xlabel=name, ylabel=sheet.headline.axis)
 
 
 def _ticks(axes: Axes, place: dict[Any, float], numeric: bool) -> None:
@@ -171,7 +171,7 @@ def _draw(axes: Axes, line: _Line, place: dict[Any, float], colour: str, i: int)
 
 
 def _mean_and_spread(records: Sequence[Record]) -> tuple[float, float]:
-    values = [100 * record.accuracy_client_mean for record in records]
+    values = [record.headline.factor * record.score for record in records]
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 

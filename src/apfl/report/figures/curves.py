@@ -30,22 +30,20 @@ class Curve:
     rounds: Floats
     seconds: Floats
     bytes: Floats  # each client's
-    accuracy: Floats  # in %
+    accuracy: Floats  # in %, or what else the headline is
     spread: Floats  # over seeds
 
 
 def curve(records: Sequence[Record]) -> Curve:
     """The seeds' curves as one, as long as the shortest; a record without a curve has its last point."""
-    each = [
-        record.curve or [(record.seconds, record.bytes_up + record.bytes_down, record.accuracy_client_mean)]
-        for record in records
-    ]
+    each = [record.curve or [(record.seconds, record.bytes_up + record.bytes_down, record.score)] for record in records]
     n = min(map(len, each))
     stacked = np.array([points[:n] for points in each], dtype=float)  # (seeds, rounds, 3)
     mean = stacked.mean(0)
     rounds = np.arange(1, n + 1, dtype=float) if n > 1 else np.array([float(records[0].rounds)])
     spread = stacked[:, :, 2].std(0, ddof=1) if len(each) > 1 else np.zeros(n)
-    return Curve(rounds, mean[:, 0], mean[:, 1] / records[0].n_clients, 100 * mean[:, 2], 100 * spread)
+    factor = records[0].headline.factor
+    return Curve(rounds, mean[:, 0], mean[:, 1] / records[0].n_clients, factor * mean[:, 2], factor * spread)
 
 
 def progress(axes: Axes, sheet: Sheet, column: Column, against: str, looks: dict[Row, Look]) -> None:
@@ -82,7 +80,7 @@ def progress(axes: Axes, sheet: Sheet, column: Column, against: str, looks: dict
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:
         logarithmic(axes.xaxis, WRITE[against])
-    axes.set(xlabel=AXES[against], ylabel="accuracy, mean over clients (%)")
+    axes.set(xlabel=AXES[against], ylabel=sheet.headline.axis)
 
 
 def overhead(axes: Axes, sheet: Sheet, column: Column, of: str, looks: dict[Row, Look]) -> None:
@@ -110,7 +108,7 @@ def cost(axes: Axes, sheet: Sheet, column: Column, of: str, looks: dict[Row, Loo
     spent = {row: getattr(curve(records), of)[-1] for row, records in sheet.records(column).items()}
     least = min([each for each in spent.values() if each > 0], default=1.0)
     for row, records in sheet.records(column).items():
-        look, accuracies = looks[row], [100 * record.accuracy_client_mean for record in records]
+        look, accuracies = looks[row], [sheet.headline.factor * record.score for record in records]
         spread = float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else 0.0
         axes.errorbar(
             spent[row] or least / 10, float(np.mean(accuracies)), spread, fmt=look.marker, color=look.colour,
@@ -118,7 +116,7 @@ def cost(axes: Axes, sheet: Sheet, column: Column, of: str, looks: dict[Row, Loo
         )  # fmt: skip
     logarithmic(axes.xaxis, WRITE[of])
     nothing = "; leftmost: nothing sent" if of == "bytes" and 0 in spent.values() else ""
-    axes.set(xlabel=AXES[of] + nothing, ylabel="accuracy, mean over clients (%)")
+    axes.set(xlabel=AXES[of] + nothing, ylabel=sheet.headline.axis)
 
 
 def pareto(axes: Axes, sheet: Sheet, column: Column, looks: dict[Row, Look]) -> None:
@@ -127,9 +125,10 @@ def pareto(axes: Axes, sheet: Sheet, column: Column, looks: dict[Row, Look]) -> 
     on = front(competing)
     least = min([point.bytes for point in competing if point.bytes], default=1.0) / 10  # of those who send nothing
     for point in competing:
-        look, place = looks[point.row], (point.bytes or least, 100 * point.accuracy)
+        look, factor = looks[point.row], point.headline.factor
+        place = (point.bytes or least, factor * point.accuracy)
         axes.errorbar(
-            *place, 100 * (point.spread or 0), fmt=look.marker, color=look.colour, ms=look.size + 1, capsize=2,
+            *place, factor * (point.spread or 0), fmt=look.marker, color=look.colour, ms=look.size + 1, capsize=2,
             alpha=1 if point in on else 0.45, label=point.row.label,
         )  # fmt: skip
         text = f"{point.row.label}, {point.exchanges:g}" if point in on else f"{point.exchanges:g}"
@@ -138,11 +137,11 @@ def pareto(axes: Axes, sheet: Sheet, column: Column, looks: dict[Row, Look]) -> 
             text, place, xytext=(-5 if right else 5, 3), textcoords="offset points", ha="right" if right else "left",
             fontsize=7, color=INK,
         )  # fmt: skip
-    reached = sorted((point.bytes or least, 100 * point.accuracy) for point in on)
+    reached = sorted((point.bytes or least, point.headline.factor * point.accuracy) for point in on)
     axes.plot(*zip(*reached, strict=True), ls=":", color=INK, lw=0.8, zorder=0)
     logarithmic(axes.xaxis, WRITE["bytes"])
     nothing = "; leftmost: nothing sent" if any(point.bytes == 0 for point in competing) else ""
     axes.set(
         xlabel=f"{AXES['bytes']}{nothing}\nnamed: the front; numbers: exchanges",
-        ylabel="accuracy, mean over clients (%)",
+        ylabel=sheet.headline.axis,
     )

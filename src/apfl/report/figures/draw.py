@@ -104,7 +104,10 @@ def _gains(sheet: Sheet, column: Column, ours: Row | None, looks: Looks) -> list
     if ours is None:
         return []
     gains = all_gains(sheet, column, ours)
-    return [(f"{ours.label}, {column.label}", drawn(people.gains, values, over)) for over, values in gains.items()]
+    return [
+        (f"{ours.label}, {column.label}", drawn(people.gains, values, over, sheet.headline.difference))
+        for over, values in gains.items()
+    ]
 
 
 def _partition(sheet: Sheet, column: Column, ours: Row | None, looks: Looks) -> list[Panel]:

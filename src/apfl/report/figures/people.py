@@ -24,9 +24,10 @@ def distribution(axes: Axes, sheet: Sheet, column: Column, looks: dict[Row, Look
     """Every client's accuracy, all seeds: box from quartile to quartile, whiskers to the extremes, a dot each."""
     by_row = sheet.records(column)
     pooled = {
-        row: 100 * np.concatenate([_known(r.client_accuracies) for r in records]) for row, records in by_row.items()
+        row: sheet.headline.factor * np.concatenate([_known(r.client_scores) for r in records])
+        for row, records in by_row.items()
     }
-    order = sorted(pooled, key=lambda row: float(pooled[row].mean()))
+    order = sorted(pooled, key=lambda row: sheet.headline.sign * float(pooled[row].mean()))
     rng = np.random.default_rng(0)  # of the dots' heights alone
     for height, row in enumerate(order):
         values, colour = pooled[row], looks[row].colour
@@ -40,7 +41,7 @@ def distribution(axes: Axes, sheet: Sheet, column: Column, looks: dict[Row, Look
             meanprops={"marker": "D", "markerfacecolor": colour, "markeredgecolor": INK, "markersize": 5},
         )  # fmt: skip
     axes.set_yticks(range(len(order)), [row.label for row in order])
-    axes.set(xlabel="accuracy of one client (%)", ylim=(-0.7, len(order) - 0.3))
+    axes.set(xlabel=sheet.headline.of_one, ylim=(-0.7, len(order) - 0.3))
     axes.grid(axis="y", visible=False)
 
 
@@ -78,7 +79,9 @@ def gains_over_alone(records: Sequence[Record], alone: Sequence[Record]) -> Floa
     """Each client's accuracy minus what it reaches by itself, on the seeds both have, in points."""
     by_seed = {record.seed: record for record in alone}
     pairs = [(r, by_seed[r.seed]) for r in records if r.seed in by_seed]
-    return _points([(a.client_accuracies, b.client_accuracies) for a, b in pairs if list(a.n_test) == list(b.n_test)])
+    same = [(a.client_scores, b.client_scores) for a, b in pairs if list(a.n_test) == list(b.n_test)]
+    first = records[0].headline
+    return _points(same) if first.percent else first.sign * _points(same) / 100
 
 
 def _points(pairs: Sequence[tuple[Sequence[float | None], Sequence[float | None]]]) -> Floats:
@@ -86,10 +89,10 @@ def _points(pairs: Sequence[tuple[Sequence[float | None], Sequence[float | None]
     return np.array([100 * (a - b) for a, b in both if a is not None and b is not None])
 
 
-def gains(axes: Axes, values: Floats, over: str) -> None:
+def gains(axes: Axes, values: Floats, over: str, unit: str = "points") -> None:
     """Clients in the order of what they gained; below the line they lost."""
     values = np.sort(values)[::-1]
     axes.bar(range(len(values)), values, width=1.0, color=[BLUE if v >= 0 else VERMILLION for v in values], lw=0)
     axes.axhline(0, color=INK, lw=0.8)
-    axes.set(xlabel="clients, all seeds, in order of gain", ylabel=f"points gained over {over}")
+    axes.set(xlabel="clients, all seeds, in order of gain", ylabel=f"{unit} gained over {over}")
     axes.grid(axis="x", visible=False)

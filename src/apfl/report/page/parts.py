@@ -47,9 +47,14 @@ def sweeps(sheet: Sheet, looks: dict[Row, Look]) -> list[Values]:
     """A drawing for every setting that was swept."""
     about = "Mean ± standard deviation over seeds."
     return [
-        _figure(f"sweep-{x}-", f"Accuracy against {x}", about, drawn(choices.sensitivity, sheet, x, looks))
+        _figure(f"sweep-{x}-", f"{_title(sheet)} against {x}", about, drawn(choices.sensitivity, sheet, x, looks))
         for x in choices.swept(sheet)
     ]
+
+
+def _title(sheet: Sheet) -> str:
+    word = sheet.headline.word
+    return word[0].upper() + word[1:] if word.islower() else word
 
 
 def _figure(prefix: str, title: str, caption: str, draw: Callable[[Axes], None], height: float = 3.1) -> Values:
@@ -72,28 +77,28 @@ def federation(results: Results, column: Column, name: str, looks: dict[Row, Loo
             *_curves(sheet, column, name, looks),
             *_clients(sheet, column, name, looks),
             *([] if counted is None else [_labels(counted, name)]),
-            *([] if ours is None else _gains(gains, ours, name)),
+            *([] if ours is None else _gains(gains, ours, name, sheet.headline.difference)),
             *_chosen(by_row, name),
         ],
-        "missing": _missing(counted, gains, ours in by_row),
+        "missing": _missing(counted, gains, ours in by_row, records[0].target == "classification"),
         "clients": client_table(results, column, name) if ours in by_row else None,
     }
 
 
-def _gains(gains: Mapping[str, people.Floats], ours: Row, name: str) -> list[Values]:
+def _gains(gains: Mapping[str, people.Floats], ours: Row, name: str, unit: str) -> list[Values]:
     figures = []
     for i, (over, values) in enumerate(gains.items()):
-        title, caption = f"What each client gained over {over}", f"{ours.label}: {_gained(values)}"
-        figures.append(_figure(f"{name}-gain{i}", title, caption, drawn(people.gains, values, over)))
+        title, caption = f"What each client gained over {over}", f"{ours.label}: {_gained(values, unit)}"
+        figures.append(_figure(f"{name}-gain{i}", title, caption, drawn(people.gains, values, over, unit)))
     return figures
 
 
-def _missing(counted: Record | None, gains: Mapping[str, people.Floats], has_ours: bool) -> list[str]:
+def _missing(counted: Record | None, gains: Mapping[str, people.Floats], has_ours: bool, classes: bool) -> list[str]:
     """What these records cannot show."""
     missing = []
-    if counted is None:
+    if counted is None and classes:
         missing.append("These records do not say how the classes are spread; runs of this version do.")
-    if has_ours and not any("primary" in over for over in gains):
+    if classes and has_ours and not any("primary" in over for over in gains):
         missing.append("The primary stream alone was not recorded here, so the gain over it is not known.")
     if not any("alone" in over for over in gains):
         missing.append(f"No record of a client going alone ({' or '.join(people.ALONE)}), so that gain is not known.")
@@ -109,9 +114,15 @@ def _facts(records: Sequence[Record]) -> dict[str, str]:
         "clients": f"{first.n_clients}{without}",
         "rows of a client": f"{min(first.n_train)} to {max(first.n_train)} for training, "
         f"{min(first.n_test)} to {max(first.n_test)} for testing (seed {first.seed})",
-        "classes": str(len(first.recall_per_class)),
+        {"regression": "targets", "multilabel": "labels"}.get(first.target, "classes"): _columns(first),
         "protocol": _compact(first.protocol),
     }
+
+
+def _columns(record: Record) -> str:
+    if record.target == "classification":
+        return str(len(record.recall_per_class))
+    return ", ".join(record.class_names[:12]) + (", ..." if len(record.class_names) > 12 else "")
 
 
 def _compact(facts: Mapping[str, Any]) -> str:
@@ -129,11 +140,12 @@ def _curves(sheet: Sheet, column: Column, name: str, looks: dict[Row, Look]) -> 
             about += "follow, only the result."
             about += " Dotted: nothing is sent." if x == "bytes" else ""
             draw = drawn(curves.progress, sheet, column, x, looks)
-            parts.append(_figure(f"{name}-{x}", f"Accuracy against {words}", about, draw, tall))
+            parts.append(_figure(f"{name}-{x}", f"{_title(sheet)} against {words}", about, draw, tall))
     for of, words in (("seconds", "time"), ("bytes", "bytes")):
-        about = "At the end, mean ± standard deviation over seeds; up and to the left is better."
+        better = "up" if sheet.headline.higher_is_better else "down"
+        about = f"At the end, mean ± standard deviation over seeds; {better} and to the left is better."
         draw = drawn(curves.cost, sheet, column, of, looks)
-        parts.append(_figure(f"{name}-cost-{of}", f"Cost against accuracy: {words}", about, draw, tall))
+        parts.append(_figure(f"{name}-cost-{of}", f"Cost against {sheet.headline.word}: {words}", about, draw, tall))
     return parts
 
 
@@ -141,7 +153,7 @@ def _clients(sheet: Sheet, column: Column, name: str, looks: dict[Row, Look]) ->
     about = "One dot is one client with one seed. Box: quartiles and median; whiskers: extremes; diamond: mean."
     height = 1.1 + 0.27 * len(sheet.records(column))
     draw = drawn(people.distribution, sheet, column, looks)
-    return [_figure(f"{name}-clients", "Accuracy of every client", about, draw, height)]
+    return [_figure(f"{name}-clients", f"{_title(sheet)} of every client", about, draw, height)]
 
 
 def _labels(record: Record, name: str) -> Values:
@@ -155,11 +167,12 @@ def _labels(record: Record, name: str) -> Values:
     return _figure(f"{name}-labels", "Who has which classes", about, drawn(people.label_picture, record), height)
 
 
-def _gained(values: people.Floats) -> str:
+def _gained(values: people.Floats, unit: str) -> str:
+    form = "+.1f" if unit == "points" else "+.3g"
     up, down = int((values > 1e-9).sum()), int((values < -1e-9).sum())
     return (
         f"{up} of {len(values)} gained, {down} lost, {len(values) - up - down} unchanged (clients of all seeds); "
-        f"mean {values.mean():+.1f}, median {np.median(values):+.1f}, worst {values.min():+.1f} points."
+        f"mean {values.mean():{form}}, median {np.median(values):{form}}, worst {values.min():{form}} {unit}."
     )
 
 

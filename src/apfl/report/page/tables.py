@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from apfl.experiments.headline import Headline
 from apfl.experiments.record import Record
 from apfl.report.figures import people
 from apfl.report.formats import heading, others, points, written
-from apfl.report.results import METRICS, Cell, Metric, Results
+from apfl.report.results import Cell, Metric, Results, metrics_of
 from apfl.report.sheet import Column, Row
 from apfl.report.summary import difference_notes, notes
 
@@ -30,14 +31,19 @@ def tables(results: Results, source: str) -> list[Values]:
         for row in results.rows
     ]
     about = notes(results, ("Bold", "underlined"), source)
-    result_tables = [_table("results", "Accuracy", f"Accuracy in %: {results.metric.says}", heads, first, about)]
+    title = "Accuracy" if results.metric.name.startswith("accuracy") else results.metric.name.replace("_", " ")
+    result_tables = [
+        _table("results", title, f"{title} {results.metric.unit}: {results.metric.says}", heads, first, about)
+    ]
     if results.ours is not None and results.differences:
         apart = [
             {"ours": False, "cells": [_cell(row.label), *(_difference(results, row, c) for c in results.columns)]}
             for row in others(results)
         ]
         name = f"{results.ours.label} minus the others"
-        result_tables.append(_table("differences", name, f"{name}, in points", heads, apart, difference_notes(results)))
+        result_tables.append(
+            _table("differences", name, f"{name}, in {results.metric.points}", heads, apart, difference_notes(results))
+        )
     return [*result_tables, _everything(results)]
 
 
@@ -67,7 +73,7 @@ def _difference(results: Results, row: Row, column: Column) -> Values:
 
 
 def _everything(results: Results) -> Values:
-    shown = [METRICS[name] for name in METRICS if name != "bytes"]
+    shown = [metric for metric in metrics_of(results.sheet.all[0].target) if metric.name != "bytes"]
     heads = ["method", "federation", "seeds", *(metric.name.replace("_", " ") for metric in shown)]
     rows = []
     for row in results.rows:
@@ -94,7 +100,9 @@ def client_table(results: Results, column: Column, name: str) -> Values:
     heads = ["client", "training rows", "test rows", *(["classes"] if own.class_counts else []), results.ours.label]
     heads += [head for other in beside for head in (other, f"gain over {other}")]
     rows = [{"ours": False, "cells": _client(own, k, list(beside.values()))} for k in range(len(own.client_names))]
-    caption = f"{column.label}: accuracy of each client in %, gains in points, seed {own.seed}"
+    first = own.headline
+    unit = " in %" if first.percent else ""
+    caption = f"{column.label}: {first.word} of each client{unit}, gains in {first.difference}, seed {own.seed}"
     return _table(f"{name}-clients", "Clients", caption, heads, rows)
 
 
@@ -104,7 +112,7 @@ def _beside(results: Results, column: Column, own: Record) -> dict[str, Sequence
     for row, records in results.sheet.records(column).items():
         same = [r for r in records if r.seed == own.seed and list(r.n_test) == list(own.n_test)]
         if row.method in people.ALONE and same:
-            beside[row.label] = same[0].client_accuracies
+            beside[row.label] = same[0].client_scores
     return beside
 
 
@@ -113,12 +121,12 @@ def _client(own: Record, k: int, beside: Sequence[Sequence[float | None]]) -> li
     cells = [_cell(own.client_names[k]), _count(own.n_train[k]), _count(own.n_test[k])]
     if own.class_counts:
         cells.append(_count(sum(count > 0 for count in own.class_counts[k])))
-    mine = own.client_accuracies[k]
-    cells.append(_percent(mine))
+    mine, first = own.client_scores[k], own.headline
+    cells.append(_score(mine, first))
     for accuracies in beside:
         theirs = accuracies[k]
-        gain = None if mine is None or theirs is None else 100 * (mine - theirs)
-        cells += [_percent(theirs), _cell("–" if gain is None else f"{gain:+.1f}", gain)]
+        gain = None if mine is None or theirs is None else first.sign * (mine - theirs)
+        cells += [_score(theirs, first), _cell("–" if gain is None else first.apart(gain), gain)]
     return cells
 
 
@@ -126,5 +134,5 @@ def _count(n: int) -> Values:
     return _cell(str(n), n)
 
 
-def _percent(value: float | None) -> Values:
-    return _cell("–" if value is None else f"{100 * value:.1f}", value)
+def _score(value: float | None, headline: Headline) -> Values:
+    return _cell("–" if value is None else headline.write(value), value)

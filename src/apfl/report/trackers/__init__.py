@@ -38,11 +38,12 @@ class Run:
     def of(record: Record) -> Run:
         """What a tracker is told about a record."""
         return Run(
-            hashlib.sha256(json.dumps([record.run, list(record.client_accuracies)]).encode()).hexdigest()[:32],
+            hashlib.sha256(json.dumps([record.run, list(record.client_scores)]).encode()).hexdigest()[:32],
             f"{record.method}-seed{record.seed}",
             _parameters(record),
-            {name: float(value) for name in SCALARS if (value := getattr(record, name)) is not None},
-            [{"seconds": s, "bytes": b, "accuracy_client_mean": a} for s, b, a in record.curve],
+            {name: float(value) for name in SCALARS if (value := getattr(record, name)) is not None}
+            | {name: value for name, value in record.measures.items() if value is not None},
+            [{"seconds": s, "bytes": b, record.headline.metric: a} for s, b, a in record.curve],
             record.to_json(),
         )
 

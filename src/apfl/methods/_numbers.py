@@ -1,0 +1,365 @@
+"""Models of numbers and of several labels: fits on three maps and two plain ridges, averaged by left-out rows.
+
+Up to eleven models: on the standardised features, on landmarks and on both, the shared ridge alone, refined, and each
+client's own ridge (`apfl.maths.regression`); and the ridge that tables are usually given, over everyone's rows and over
+the client's own (`apfl.maths.ridge_cv`). A client's average is one `AdditiveModel`. Labels are fitted as numbers; each
+is given to a row if its score is above the threshold with the highest F1 over left-out rows, which the intercept then
+moves to 0.5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from apfl.data.targets import Scale, alike
+from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, LandmarkMap, draw_points, landmark_map, spread
+from apfl.maths.leaveout import Leaving, leaving
+from apfl.maths.normalise import Normaliser, check_features, moments, normaliser
+from apfl.maths.personalise import width_for
+from apfl.maths.regression import (
+    Block,
+    Choice,
+    Primary,
+    choose,
+    clearly_less,
+    fit_client,
+    number_statistics,
+    shares,
+    solve,
+    squared,
+)
+from apfl.maths.ridge import total
+from apfl.maths.ridge_cv import PlainRidge, plain_ridge
+from apfl.models.additive import AdditiveModel
+
+__all__ = ["MAPS", "THRESHOLDS", "Asked", "Blend", "NumberRows", "fit_numbers"]
+
+MAPS = ("linear", "landmarks", "both")  # simple ones first
+LEAST_SHARE = 1e-3  # of a model in the average
+MOST = 2048  # landmarks: leverages are exact here, which costs the cube of the width
+FEW = 3  # rows from which a client has a plain ridge of its own
+CLEARLY = 3.0  # standard errors by which going alone must be better for a client to leave the average
+SIMPLE = 5.0  # prior weight of shared models that are linear in the features; 1 of every other
+THRESHOLDS = [step / 50 for step in range(1, 50)]  # that a label's score is compared with
+
+
+@dataclass(frozen=True, eq=False)
+class NumberRows:
+    """One client's rows."""
+
+    features: Tensor  # (n, l)
+    targets: Tensor  # (n, t), float64
+    groups: Tensor | None = None
+
+    @cached_property
+    def leaving(self) -> Leaving:
+        """Which rows are left out together."""
+        return leaving(self.features, alike(self.targets), self.groups)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be fitted; None: to be chosen."""
+
+    kinds: Sequence[str] = MAPS
+    width: int | None = None
+    gamma: float | None = None
+    weight: float | None = None
+    beta: float | None = None
+    balance: float | None = None
+    labels: bool = False  # targets are 0 and 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether plain ridges are among the models: not if a setting is given that they do not have."""
+        return "linear" in self.kinds and (self.gamma, self.weight, self.beta, self.balance) == (None,) * 4
+
+
+@dataclass(frozen=True, eq=False)
+class _Map:
+    """Phi: a constant, the features as they are, landmarks, or both."""
+
+    kind: str
+    columns: Normaliser
+    landmarks: tuple[Normaliser, LandmarkMap] | None
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """The rows on the map, (n, d), with a constant column: the client's own level."""
+        parts = [torch.ones(len(features), 1, dtype=torch.float64, device=features.device)]
+        if self.kind != "landmarks":
+            parts.append(self.columns(features.double()) / math.sqrt(features.shape[1]))
+        if self.landmarks is not None:
+            scaling, drawn = self.landmarks
+            parts.append(drawn(scaling(features.double())))
+        return torch.cat(parts, 1)
+
+    def spread_out(self, weights: Tensor, n_features: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Weights (d, t) of this map as those of the constant, the standardised features and the landmarks."""
+        level, rest = weights[0], weights[1:]
+        linear = weights.new_zeros(n_features, weights.shape[1])
+        if self.kind != "landmarks":
+            linear, rest = rest[:n_features] / math.sqrt(n_features), rest[n_features:]
+        return level, linear, rest if self.landmarks is not None else None
+
+
+@dataclass(frozen=True, eq=False)
+class _OnMap:
+    """A map with its primary and its models."""
+
+    phi: _Map
+    blocks: list[Block]
+    primary: Primary
+    choice: Choice
+
+    def accounts(self, found: Tensor) -> list[dict[str, Any]]:
+        of_map = {"map": self.phi.kind, "width": len(self.primary.weights), "gamma": self.primary.gamma}
+        return [
+            {**of_map, "weight": weight, "beta": beta, "balance": balance, "share": share}
+            for (weight, beta, balance), share in zip(self.choice.settings, found.tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Plain:
+    """The plain ridge of everyone's rows, and what each client's own leaves of its rows."""
+
+    pooled: PlainRidge
+    left_out: list[Tensor]  # of each client, (2, n, t): pooled, own
+
+
+@dataclass(frozen=True, eq=False)
+class Blend:
+    """The average of all models."""
+
+    maps: list[_OnMap]
+    plain: _Plain | None
+    scale: Scale  # of the targets
+    shares: Tensor  # (models,), everyone's
+    own: list[Tensor]  # of each client: everyone's, or one that goes alone
+    shift: Tensor  # (t,), added to the scores
+    account: dict[str, Any]
+    anybody: Tensor  # shares of the maps' primaries, and of the pooled plain ridge
+
+    def model(self, rows: NumberRows, own: Tensor) -> AdditiveModel:
+        """The average of one client, with these shares of the models."""
+        parts, place = [], 0
+        for one in self.maps:
+            found = own[place : place + len(one.choice.settings)].tolist()
+            place += len(found)
+            if any(found):
+                block = _block(one.phi, self._scaled(rows))
+                fits = zip(found, one.choice.settings, strict=True)
+                summed = sum(share * fit_client(block, one.primary, setting) for share, setting in fits if share)
+                parts.append((one.phi, torch.as_tensor(summed)))
+        plain = []
+        if self.plain is not None:
+            pooled, alone = own[place:].tolist()
+            plain += [(pooled, self.plain.pooled)] if pooled else []
+            plain += [(alone, _own_ridge(self._scaled(rows), self.plain.pooled))] if alone else []
+        return self._made(parts, plain)
+
+    @property
+    def shared(self) -> AdditiveModel:
+        """For a client that has no rows."""
+        found = self.anybody.tolist()
+        parts = [(one.phi, share * one.primary.weights) for one, share in zip(self.maps, found, strict=False) if share]
+        return self._made(parts, [(found[-1], self.plain.pooled)] if self.plain is not None and found[-1] else [])
+
+    def _scaled(self, rows: NumberRows) -> NumberRows:
+        return NumberRows(rows.features, self.scale.apply(rows.targets), rows.groups)
+
+    def _made(self, parts: Sequence[tuple[_Map, Tensor]], plain: Sequence[tuple[float, PlainRidge]]) -> AdditiveModel:
+        """One model of what each map and each plain ridge adds, with targets in their own scale."""
+        columns, landmarks = self.maps[0].phi.columns, self.maps[-1].phi.landmarks
+        assert columns.mean is not None
+        assert columns.std is not None
+        level = torch.zeros_like(self.shift)
+        linear = level.new_zeros(len(columns.mean), len(level))
+        kernel = None if landmarks is None else level.new_zeros(landmarks[1].width, len(level))
+        for phi, weights in parts:
+            own = phi.spread_out(weights, len(columns.mean))
+            level, linear = level + own[0], linear + own[1]
+            kernel = kernel if own[2] is None or kernel is None else kernel + own[2]
+        for share, ridge in plain:
+            level = level + share * (ridge.intercept + columns.mean.to(level) @ ridge.weights)
+            linear = linear + share * columns.std.to(level)[:, None] * ridge.weights
+        std = self.scale.std.to(level)
+        level = level * std + self.scale.mean.to(level) + self.shift
+        if landmarks is None or kernel is None or not bool(kernel.any()):
+            return AdditiveModel(level, linear * std, columns)
+        return AdditiveModel(level, linear * std, columns, landmarks[1], landmarks[0], landmarks[1].fold(kernel * std))
+
+
+def fit_numbers(clients: Sequence[NumberRows], asked: Asked, seed: int) -> Blend:
+    """All models, and their shares from left-out rows."""
+    scale = Scale.of(torch.cat([own.targets for own in clients]))
+    scaled = [NumberRows(own.features, scale.apply(own.targets), own.groups) for own in clients]
+    maps = [_on_map(scaled, kind, asked, seed) for kind in asked.kinds]
+    plain = _plain(scaled) if asked.plain else None
+    left = [torch.cat([one.choice.residuals[k] for one in maps]) for k in range(len(clients))]  # (models, n, t)
+    alone = [weight == 0 for one in maps for weight, *_ in one.choice.settings]
+    if plain is not None:
+        left = [torch.cat(pair) for pair in zip(left, plain.left_out, strict=True)]
+        alone += [False, True]
+    everyone = _clean(shares([squared(own).cpu() for own in left], seed, _prior(maps, plain))).to(left[0])
+    own = [_own_shares(residuals, everyone, torch.tensor(alone, device=everyone.device)) for residuals in left]
+    mixed = [torch.einsum("m,mnt->nt", *pair) for pair in zip(own, left, strict=True)]
+    account = _account(maps, plain, everyone) | {
+        "alone": [k for k, found in enumerate(own) if found is not everyone],
+        "left_out_r2": _r2(torch.cat(mixed), torch.cat([rows.targets for rows in scaled])),
+    }
+    shift = torch.zeros_like(scale.mean)
+    if asked.labels:
+        scores = torch.cat([scale.apply(rows.targets) - each for rows, each in zip(clients, mixed, strict=True)])
+        thresholds = _thresholds(scale.undo(scores), torch.cat([rows.targets for rows in clients]))
+        shift, account["thresholds"] = 0.5 - thresholds, thresholds.tolist()
+    return Blend(maps, plain, scale, everyone, own, shift, account, _anybody(maps, plain, len(clients), seed))
+
+
+def _prior(maps: Sequence[_OnMap], plain: _Plain | None) -> Tensor:
+    """Simple models count for more before any row is seen: what few rows cannot tell apart is settled by it."""
+    found = [
+        SIMPLE if one.phi.kind == "linear" and weight else 1.0 for one in maps for weight, *_ in one.choice.settings
+    ]
+    return torch.tensor(found + ([] if plain is None else [SIMPLE, 1.0]))
+
+
+def _anybody(maps: Sequence[_OnMap], plain: _Plain | None, n_clients: int, seed: int) -> Tensor:
+    """Shares of the shared models, for a client that has no rows."""
+    errors = []
+    for k in range(n_clients):
+        own = [squared(one.choice.primary[k]) for one in maps]
+        own += [] if plain is None else [squared(plain.left_out[k][0])]
+        errors.append(torch.stack(own).cpu())
+    return _clean(shares(errors, seed)).to(maps[0].primary.weights)
+
+
+def _account(maps: Sequence[_OnMap], plain: _Plain | None, everyone: Tensor) -> dict[str, Any]:
+    """Every model with its share; first of all the one with the largest."""
+    sizes = [len(one.choice.settings) for one in maps] + ([] if plain is None else [2])
+    found = torch.split(everyone, sizes)
+    models = [model for one, share in zip(maps, found, strict=False) for model in one.accounts(share)]
+    if plain is not None:
+        width, ridge = len(plain.pooled.weights) + 1, plain.pooled.ridge
+        models += [
+            {"map": f"plain, {whose}", "width": width, "gamma": ridge, "weight": weight, "share": share}
+            for (whose, weight), share in zip((("pooled", 1.0), ("alone", 0.0)), found[-1].tolist(), strict=True)
+        ]
+    return {**max(models, key=lambda model: float(model["share"])), "models": models}
+
+
+def _thresholds(scores: Tensor, labels: Tensor) -> Tensor:
+    """For each label the threshold with the highest F1 of left-out rows, nearest to one half; 0.5 if nobody has it.
+
+    Clients would add up how many rows are above each, with and without the label.
+    """
+    judged = ~scores.isnan().any(1)
+    scores, held = scores[judged], labels[judged] > 0.5
+    tried = torch.tensor(sorted(THRESHOLDS, key=lambda each: abs(each - 0.5)), dtype=scores.dtype, device=scores.device)
+    given = scores[:, :, None] > tried  # (n, t, thresholds)
+    f1 = 2 * (given & held[:, :, None]).sum(0) / (given.sum(0) + held.sum(0)[:, None]).clamp_min(1)
+    best = tried[f1.argmax(1)]
+    return torch.where(held.any(0), best, torch.full_like(best, 0.5))
+
+
+def _clean(found: Tensor) -> Tensor:
+    """Without shares that cost time and change nothing."""
+    kept = torch.where(found < LEAST_SHARE, 0.0, found)
+    return kept / kept.sum()
+
+
+def _own_shares(left: Tensor, everyone: Tensor, alone: Tensor) -> Tensor:
+    """Of one client: everyone's, or going alone if its own rows are clearly better off."""
+    if not alone.any() or alone.all():
+        return everyone
+    errors, mixed = squared(left), squared(torch.einsum("m,mnt->nt", everyone, left))
+    sums = torch.where(alone, errors.nansum(1), math.inf)
+    best = int(sums.argmin())
+    if not clearly_less(errors[best], mixed, CLEARLY):
+        return everyone
+    return torch.nn.functional.one_hot(torch.tensor(best), len(everyone)).to(everyone)
+
+
+def _r2(left: Tensor, targets: Tensor) -> float:
+    judged = ~left.isnan().any(1)
+    energy = float(targets[judged].square().sum())
+    return 1 - float(left[judged].square().sum()) / energy if energy else math.nan
+
+
+def _plain(clients: Sequence[NumberRows]) -> _Plain:
+    """The plain ridges, and what they leave of left-out rows."""
+    rows, targets = (torch.cat([getattr(own, each) for own in clients]) for each in ("features", "targets"))
+    pooled = plain_ridge(rows, targets, _joined([own.leaving.groups for own in clients], [*map(_size, clients)]))
+    of_pooled = torch.split(pooled.left_out, [*map(_size, clients)])
+    own = [_own_ridge(each, None) for each in clients]
+    left = [
+        torch.stack([shared, shared if ridge is None else ridge.left_out])
+        for shared, ridge in zip(of_pooled, own, strict=True)
+    ]
+    return _Plain(pooled, left)
+
+
+def _size(rows: NumberRows) -> int:
+    return len(rows.features)
+
+
+def _own_ridge(rows: NumberRows, otherwise: PlainRidge | None) -> Any:
+    """A client's own plain ridge; with too few rows ``otherwise``."""
+    if _size(rows) < FEW:
+        return otherwise
+    return plain_ridge(rows.features, rows.targets, rows.leaving.groups)
+
+
+def _joined(groups: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:
+    """The groups of all clients, told apart; None if every row leaves alone."""
+    if all(own is None for own in groups):
+        return None
+    parts, n = [], 0
+    for own, size in zip(groups, sizes, strict=True):
+        codes = np.arange(size) if own is None else np.unique(own.cpu().numpy(), return_inverse=True)[1].reshape(-1)
+        parts.append(torch.from_numpy(n + codes.astype(np.int64)))
+        n += size
+    return torch.cat(parts)
+
+
+def _block(phi: _Map, rows: NumberRows) -> Block:
+    return Block(phi(rows.features), rows.targets, *rows.leaving)
+
+
+def _on_map(clients: Sequence[NumberRows], kind: str, asked: Asked, seed: int) -> _OnMap:
+    """A map, the primary on the sums of all clients, and the settings."""
+    phi = _mapped([own.features for own in clients], kind, asked.width, seed)
+    blocks = [_block(phi, own) for own in clients]
+    summed = total(
+        number_statistics(b.phi, b.targets, int(own.leaving.copies.sum())) for b, own in _with(blocks, clients)
+    )
+    used = 1.0 if asked.gamma is None and summed.n_samples < 2 else asked.gamma
+    primary = solve(summed, used)
+    return _OnMap(phi, blocks, primary, choose(blocks, primary, (asked.weight, asked.beta, asked.balance)))
+
+
+def _with(blocks: Sequence[Block], clients: Sequence[NumberRows]) -> Any:
+    return zip(blocks, clients, strict=True)
+
+
+def _mapped(features: Sequence[Tensor], kind: str, width: int | None, seed: int) -> _Map:
+    check_features("standardise", features)
+    shared = reduce(add, (moments(rows) for rows in features))
+    columns = normaliser("standardise", shared)
+    if kind == "linear":
+        return _Map(kind, columns, None)
+    scaling = normaliser("columns", shared)
+    n, n_in = shared.n_samples, scaling.width(features[0].shape[1])
+    full = n >= ROWS_FOR_EACH_COLUMN * n_in
+    products = reduce(add, (spread(scaling(rows.double()), full=full) for rows in features))
+    d = min(MOST, width_for(n, features[0].shape[1]), max(n, 2)) if width is None else width
+    return _Map(kind, columns, (scaling, landmark_map(draw_points(d, seed, products).to(features[0].device))))
