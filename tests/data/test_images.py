@@ -350,7 +350,7 @@ def test_the_papers_setting_is_one_command(no_network: Path, capsys: pytest.Capt
         (["run", "--data", "images"], "holds images; name the backbone"),
         (["run", "--data", "digits", "--backbone", "vit-mae-base"], "holds features already"),
         (["features", "table.csv", "--backbone", "identity"], "no column 'label' (it has: name, f0)"),
-        (["features", "table.csv", "--backbone", "identity", "--label-column", "f0"], "a file of features has classes"),
+        (["features", "table.csv", "--backbone", "identity", "--label-column", "f0"], "no column of numbers is left"),
         (["features", "none.csv", "--backbone", "identity"], "there is no file none.csv"),
         (["features", "images", "--backbone", "identity"], "images holds images, but identity takes vectors"),
     ],

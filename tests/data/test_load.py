@@ -85,7 +85,7 @@ def test_every_command_has_every_data_option():
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Source)])
 def test_a_plan_has_every_data_option_as_a_key(tmp_path, name):
-    plan, value = tmp_path / "plan.toml", "skip" if name == "on_corrupt" else "something"
+    plan, value = tmp_path / "plan.toml", {"on_corrupt": "skip", "target": "regression"}.get(name, "something")
     plan.write_text(f"{name} = '{value}'\n[methods.afl]\n")
     assert read_plan(plan).source == {"data": Source.data} | {name: value}
     plan.write_text("[methods.afl]\n")

@@ -77,6 +77,7 @@ def test_an_unseen_client_fits_its_refinement_to_the_primary_of_the_others(digit
         "beta": 1.0,
         "balance": 0.5,
         "tau": 0.0,
+        "map": "random",
         "activation_primary": "relu",
         "activation_refinement": "relu",
         "normalise": "row",
@@ -98,7 +99,7 @@ def test_methods_without_a_model_for_them_are_refused(digits):
     with pytest.raises(InputError, match="no model for clients unseen"):
         measured("ditto", digits, UNSEEN, n_rounds=1)
     with pytest.raises(InputError, match="scope='federation'"):
-        measured("apfl", digits, UNSEEN, scope="client", **SMALL)
+        measured("apfl", digits, UNSEEN, scope="client", map="random", **SMALL)
 
 
 def test_reshuffling_keeps_the_first_client_and_the_union(digits):
@@ -118,7 +119,7 @@ def test_reshuffling_keeps_the_first_client_and_the_union(digits):
     ("name", "settings", "moves"),
     [
         ("apfl_paper", SMALL, False),
-        ("apfl", {"scope": "client", **SMALL}, False),
+        ("apfl", {"scope": "client", "map": "random", **SMALL}, False),
         ("fedavg_ft", {"n_rounds": 3}, True),
     ],
 )

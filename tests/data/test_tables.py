@@ -67,7 +67,10 @@ def test_features_and_drop_choose_columns_and_are_part_of_what_the_data_are(tmp_
         ({"features": "age,sex"}, "column 'sex', row 0 holds 'f'.*encode words as numbers.*--drop 'sex'"),
         ({"features": "age", "feature_column": "glucose"}, "name the features with one of them"),
         ({"drop": "age,bmi,glucose*,hospital"}, "no column of numbers is left"),
-        ({"label_column": "bmi"}, "labels in 'bmi' are float64, for example 20.25; .*divide the values into classes"),
+        (
+            {"label_column": "bmi", "target": "classification"},
+            "labels in 'bmi' are float64, for example 20.25; .*divide the values into classes",
+        ),
     ],
 )
 def test_a_choice_that_cannot_be(tmp_path: Path, options: dict[str, str], message: str) -> None:
@@ -114,7 +117,8 @@ def test_whole_floats_are_labels(tmp_path: Path) -> None:
     assert load_dataset(str(tmp_path / "a.npz")).class_names == ("0", "1")
     np.savez(tmp_path / "a.npz", features=np.eye(2), labels=[1.5, 0.0])
     with pytest.raises(InputError, match=r"'labels' are float64, for example 1\.5"):
-        load_dataset(str(tmp_path / "a.npz"))
+        load_dataset(str(tmp_path / "a.npz"), target="classification")
+    assert load_dataset(str(tmp_path / "a.npz")).target == "regression"
 
 
 def test_dates_are_clients(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from apfl.federate.contribution import Repeats, _seal, _seal_integers
 from apfl.federate.fitting import _own_landmarks
 from apfl.federate.landmarks import agreed_maps, seal_spread
 from apfl.federate.messages import open_description, seal_description, seal_table
-from apfl.maths.integers import uniform
+from apfl.maths.dither import uniform
 from apfl.maths.landmarks import spread
 from apfl.maths.leaveout import echo
 from apfl.maths.normalise import Moments

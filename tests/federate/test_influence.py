@@ -99,12 +99,16 @@ def went_alone(site: Site, terms: Terms) -> bool:
     ids=lambda value: value if isinstance(value, str) else value.map,
 )  # fmt: skip
 def test_honest_sites_end_no_worse_than_alone(tmp_path, kind, method):
-    sites = digits_sites(tmp_path)
-    server, agreement, choice = attacked(sites, tmp_path, Terms("f", method=method), ATTACKS[kind])
-    with server:
-        found = accuracies(sites, server, agreement, choice)
-        alone = [alone_accuracy(site, server.terms) for site in sites[:4]]
-    assert np.mean(found) >= np.mean(alone) - 0.01
+    lost = []
+    # On landmarks rounding is a draw too, and chance decides by a point on 360 test rows: the mean of two splits.
+    for seed in range(2 if method is LANDMARKS else 1):
+        sites, folder = digits_sites(tmp_path / str(seed), seed=seed), tmp_path / str(seed)
+        server, agreement, choice = attacked(sites, folder, Terms("f", method=method), ATTACKS[kind])
+        with server:
+            found = accuracies(sites, server, agreement, choice)
+            alone = [alone_accuracy(site, server.terms) for site in sites[:4]]
+        lost.append(np.mean(alone) - np.mean(found))
+    assert np.mean(lost) <= 0.01
 
 
 def test_a_lying_table_for_no_primary_does_not_take_it_from_the_others(tmp_path):

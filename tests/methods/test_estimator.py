@@ -159,7 +159,16 @@ def test_groups_are_left_out_together(sites):
     X, y, _ = sites
     X, y = np.repeat(X[:150], 2, axis=0), np.repeat(y[:150], 2)
     X = X + 1e-6 * np.random.default_rng(0).standard_normal(X.shape)  # equal rows leave together anyway
-    fixed = {**SMALL, "gamma": 0.01, "beta": 1.0, "balance": 0.5, "tau": 0.0, "refinement": "in-sample"}
+    fixed = {
+        **SMALL,
+        "normalise": "root",
+        "weight": 1.0,
+        "gamma": 0.01,
+        "beta": 1.0,
+        "balance": 0.5,
+        "tau": 0.0,
+        "refinement": "in-sample",
+    }
     blind = APFLClassifier(**fixed).fit(X, y)
     aware = APFLClassifier(**fixed).fit(X, y, groups=np.arange(300) // 2)
     np.testing.assert_allclose(blind.decision_function(X), aware.decision_function(X))  # the fit is the same

@@ -81,8 +81,8 @@ def server(
     classes: Annotated[
         str | None,
         typer.Option(
-            help="Class names, separated by commas, or a file with one on each line. \\[default, with --plain: those "
-            "of the sites]"
+            help="Class names, separated by commas, or a file with one on each line. \\[default: with --plain "
+            "those of the sites]"
         ),
     ] = None,
     masked: Annotated[
@@ -95,7 +95,7 @@ def server(
     ] = None,
     n_features: Annotated[
         int | None,
-        typer.Option(help="Number of features of a row. \\[default, with --plain: that of the sites]", min=1),
+        typer.Option(help="Number of features of a row. \\[default: with --plain that of the sites]", min=1),
     ] = None,
     epsilon: Annotated[
         float | None,

@@ -33,6 +33,8 @@ from apfl.models.undecided import in_words
 
 __all__ = ["APFLClassifier"]
 
+TINY = float(np.finfo(np.float64).eps)  # probabilities of labels lie strictly between 0 and 1, as scikit-learn expects
+
 
 class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """One classifier for each client: a ridge shared by all, plus a private ridge on what it gets wrong locally.
@@ -298,7 +300,7 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Of several labels, the scores between 0 and 1, (n, c): in the right order, but not calibrated.
         """
         if hasattr(self, "_labels"):
-            return label_scores(self, self._labels, X, clients).clip(0, 1)
+            return label_scores(self, self._labels, X, clients).clip(TINY, 1 - TINY)
         scores, temperatures = self._scores(X, clients)
         return np.asarray(softmax(scores / temperatures[:, None], axis=1))
 
