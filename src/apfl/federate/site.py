@@ -228,12 +228,11 @@ class Site:
         data = self._encoded(terms, secrets.token_hex(8) if again else "")
         digest = sha256(data)
         self.write(terms, f"sent-{digest}.safetensors", data)
-        self._note_sent(terms, digest)
+        self._note_sent(terms, digest, sent)
         return data
 
-    def _note_sent(self, terms: Terms, digest: str) -> None:
-        """Remember of which rows, and under which terms, this was made."""
-        sent = self._sent(terms)
+    def _note_sent(self, terms: Terms, digest: str, sent: dict[str, Any]) -> None:
+        """Remember, beside what was sent before, of which rows and under which terms this was made."""
         sent[digest] = {
             "data": self._fingerprint, "terms": self._under(terms), "order": len(sent),
             **self._remembered(terms),
@@ -284,7 +283,7 @@ class Site:
         vector, made = noisy_vector(path, terms, roster, lambda: self.own_vector(terms))
         if made is not None:
             self.write(terms, path.name, made)
-            self._note_sent(terms, sha256(made))
+            self._note_sent(terms, sha256(made), self._sent(terms))
         return vector
 
     def account(self, terms: Terms) -> OwnAccount:
