@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -117,6 +118,7 @@ def join(
     _check_connection(server, name, ca, key, insecure)
     _check_files(ca, key, terms, roster, identity)
     _check_together(roster, identity, rejoin, contribute)
+    _check_masks(terms, roster)
     folder = folder or Path("sites") / name
     split = {"test_column": test_column, "test_fraction": test_fraction, "group_column": group_column}
     split |= {option: getattr(source, option) for option in TABLE} | {"encode": _encoding(source)}
@@ -168,6 +170,23 @@ def _confirm(yes: bool, roster: bool) -> None:
 def _rows_of(data: str | None) -> str:
     """The path of the rows from anywhere, or the name of a dataset."""
     return str(Path(data).absolute()) if data and Path(data).exists() else data or ""
+
+
+def _check_masks(terms: Path | None, roster: Path | None) -> None:
+    """Refuse masked terms without a roster, and a roster under plain ones: the site would refuse every question."""
+    if terms is None:
+        return
+    try:
+        masked = bool(json.loads(terms.read_text(encoding="utf-8")).get("masked", False))
+    except (OSError, ValueError, AttributeError):
+        return  # what is wrong with the file is said where it is read
+    if masked and roster is None:
+        raise InputError(
+            f"{terms} has masked terms, under which a site needs the roster that it confirmed: give --roster and "
+            "--identity (`apfl federate roster` at the server writes the roster)"
+        )
+    if roster is not None and not masked:
+        raise InputError(f"--roster given, but {terms} has plain terms: leave --roster and --identity out")
 
 
 def _check_together(roster: Path | None, identity: Path | None, rejoin: bool, contribute: bool) -> None:

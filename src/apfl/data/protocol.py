@@ -135,6 +135,7 @@ def sharding(dataset: Dataset, protocol: Protocol) -> Callable[[np.ndarray], Sha
             "its columns (`apfl encoding describe`), `apfl encoding settle` adds them up, and each site gives "
             "the file with --encode"
         )
+    _check_encoding(dataset, protocol)
     groups, features = _codes(dataset, protocol.group_column), _features(dataset, protocol)
 
     def shard(rows: np.ndarray) -> Shard:
@@ -154,6 +155,16 @@ def feature_names(dataset: Dataset, protocol: Protocol) -> list[str]:
 def named_columns(protocol: Protocol) -> set[str]:
     """The columns that the protocol uses."""
     return {name for name in (protocol.client_column, protocol.test_column, protocol.group_column) if name is not None}
+
+
+def _check_encoding(dataset: Dataset, protocol: Protocol) -> None:
+    """Refuse an encoding that makes features of columns that name clients, groups or test rows."""
+    used = set() if dataset.encoding is None else named_columns(protocol) & {*dataset.encoding.names}
+    if used:
+        raise InputError(
+            f"the encoding reads {', '.join(sorted(used))}, which names clients, groups or test rows: make another one "
+            f"(`apfl encoding describe --drop {','.join(sorted(used))}`, then `settle`)"
+        )
 
 
 def _features(dataset: Dataset, protocol: Protocol) -> torch.Tensor:

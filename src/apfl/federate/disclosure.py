@@ -126,7 +126,8 @@ class WhatLeaves:
         lines = [
             "everything below leaves under a mask: the server learns the sum over all sites that take part, at least "
             f"{self.smallest_sum}, and nothing of this site but its name, its keys and that it takes part",
-            f"into the first sum: how many rows each class has ({_listed(self.counts)}), and whether there are any",
+            f"into the first sum: how many rows each class has ({_listed(self.counts)}), whether there are any, and "
+            "between which powers of two their number lies",
             f"into a sum, once: sums of products of the activated features, and their sums by class{size}; how many "
             f"rows fall into each of {ECHO:,} buckets by a hash, and how many repeat another row of this site",
         ]
@@ -155,7 +156,8 @@ class WhatLeaves:
         rows = "rows, of their roots and of rows at one length" if self.pilot else "rows"
         lines = [
             "with it: the power of four of the largest entry of each feature over all sites, without whose it is; into "
-            f"a sum, once: sum and sum of squares of each of the {self.n_features} features of the {rows}"
+            f"a sum, once: sum and sum of squares of each of the {self.n_features} features of the {rows}, how many "
+            "entries were cut back, and which ways of scaling these rows do not bear"
         ]
         if self.pilot:
             lines += [

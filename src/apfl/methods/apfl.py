@@ -74,6 +74,10 @@ Bits = Annotated[
     Literal[0] | Annotated[int, Field(ge=8, le=32)], BeforeValidator(lambda given: 0 if given == "0" else given)
 ]
 LANDMARKS = ("federation", "free")
+OF_CLASSES = (  # settings that numbers and several labels do not have
+    "map", "bits", "epsilon", "delta", "noise", "colluders", "landmarks", "tau", "smoothing", "normalise", "d_refinement", "scope", "sketch",
+    "activation_primary", "activation_refinement", "intercept",
+)  # fmt: skip
 OF_RANDOM_MAPS = {"bits": 0, "weight": 1.0}  # what auto means with them
 REMOVED = {
     "cross-fitted": "refinement='cross-fitted' was removed: it changed nothing (docs/results/auto.md). The refinement "
@@ -213,7 +217,7 @@ class APFL(Method):
 
     def numbers(self, target: Target) -> Asked:
         """What of the settings numbers and several labels have; the others are refused if they are given."""
-        for name in ("epsilon", "landmarks", "tau", "normalise", "d_refinement", "scope"):
+        for name in OF_CLASSES:
             if getattr(self, name) != getattr(APFL, name):
                 raise InputError(
                     f"{name}={getattr(self, name)} given, which is of no use for {target}: leave it out. The settings "

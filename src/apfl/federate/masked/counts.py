@@ -189,7 +189,11 @@ def outline_of(draft: Terms, counts: Counts, scaling: Normaliser | None = None) 
         d_primary = min(d_primary, widest(n))
         d_refinement = d_primary if method.d_refinement == "auto" else d_refinement
     check_weights(d_primary, draft.n_classes)
-    bits = method.bits if method.bits != "auto" else bits_for(n, max(counts.holders), most_rows, d_primary)
+    bits = (
+        method.bits
+        if method.bits != "auto"
+        else bits_for(n, sum(counts.sizes) or max(counts.holders), most_rows, d_primary)
+    )
     method = replace(method, d_primary=d_primary, d_refinement=d_refinement, bits=bits)
     terms = replace(draft, method=method, most_rows=most_rows)
     if method.landmarks == "federation":
