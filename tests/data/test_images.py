@@ -24,7 +24,7 @@ from apfl.data.device import device_of
 from apfl.data.extract import decode, pipeline
 from apfl.data.extract.features import cached_file, extract
 from apfl.data.extract.partial import Partial
-from apfl.data.extract.pipeline import through
+from apfl.data.extract.pipeline import Batching, through
 from apfl.data.federation import Dataset
 from apfl.data.samples import vectors
 from apfl.errors import InputError
@@ -202,8 +202,8 @@ def test_what_overflows_in_mixed_precision_is_computed_in_full(monkeypatch: pyte
 
     samples = toy_samples(4, fetch=lambda row: torch.full((3,), sizes[row]), decode=lambda stored: stored)
     backbone = toy_backbone(prepare=lambda vector: vector, forward=forward, module=layer)
-    options = {"start": 0, "size": 1, "mixed_precision": True}
-    found = [each.features for each in through(samples, backbone, torch.device("cpu"), **options)]  # type: ignore[arg-type]
+    batching = Batching(torch.device("cpu"), start=0, size=1, mixed_precision=True)
+    found = [each.features for each in through(samples, backbone, batching)]
     for size, features in zip(sizes, found, strict=True):
         exact = layer(torch.full((1, 3), size)).numpy()
         assert np.isfinite(features).all()
@@ -225,7 +225,8 @@ def test_mixed_precision_agrees_with_full_precision(tmp_path: Path) -> None:
 def test_batches_that_were_handed_out_are_not_written_over() -> None:
     """The memory of a batch is used again; a network that hands out its own input must not make that visible."""
     backbone = toy_backbone(forward=lambda batch: batch.flatten(1))
-    passed = list(through(toy_samples(), backbone, torch.device("cpu"), start=0, size=3, mixed_precision=False))
+    batching = Batching(torch.device("cpu"), start=0, size=3, mixed_precision=False)
+    passed = list(through(toy_samples(), backbone, batching))
     expected = np.stack([backbone.prepare(Image.fromarray(pixels(row))).flatten().numpy() for row in range(40)])
     np.testing.assert_array_equal(np.concatenate([each.features for each in passed]), expected)
 

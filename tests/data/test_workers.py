@@ -22,7 +22,7 @@ from apfl.data.backbones import Backbone
 from apfl.data.extract import decode
 from apfl.data.extract.chunk import Reader
 from apfl.data.extract.features import extract
-from apfl.data.extract.pipeline import through
+from apfl.data.extract.pipeline import Batching, through
 from apfl.data.samples import Samples
 from apfl.errors import InputError
 from apfl.files import hold
@@ -115,8 +115,8 @@ def test_the_callers_random_numbers_stay_the_same() -> None:
     samples, backbone = toy_samples(8), toy_backbone()
     before = torch.get_rng_state()
     for workers in (0, 2):
-        options = {"start": 0, "size": 4, "mixed_precision": False, "workers": workers}
-        assert len(list(through(samples, backbone, torch.device("cpu"), **options))) == 2  # type: ignore[arg-type]
+        batching = Batching(torch.device("cpu"), start=0, size=4, mixed_precision=False, workers=workers)
+        assert len(list(through(samples, backbone, batching))) == 2
         assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -22,19 +22,11 @@ from apfl.experiments.pool import claim
 from apfl.experiments.record import read_records
 from apfl.models.file import read
 from tests.commands import here
+from tests.experiments.plan_toys import SMALL
 
 ROOT = Path(__file__).parents[2]
-PLAN = """
-title = "a small plan"
-seeds = [0, 1]
-checkpoint_seconds = 0
-
-[protocol]
-n_clients = 4
-alpha = 1.0
-
-[methods.afl]
-
+PLAN = f"""
+title = "a small plan"{SMALL}
 [methods.apfl_paper]
 d_primary = 32
 d_refinement = 32
@@ -42,7 +34,7 @@ balance = [0.0, 0.5]
 
 [methods.fedavg_ft]
 n_rounds = 60
-tune = {finetune_epochs = [0, 3]}
+tune = {{finetune_epochs = [0, 3]}}
 """
 N_CELLS = 8
 

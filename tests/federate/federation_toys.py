@@ -12,6 +12,7 @@ from apfl.data.federation import Shard
 from apfl.federate import Coordinator, Publication, Site, Terms
 from apfl.federate.messages import Broadcast, open_publication
 from apfl.maths.alone import Comparison
+from apfl.methods._streams import own_seed
 from apfl.methods.apfl import APFL
 
 NAMES = ("ant", "bee", "cat")
@@ -36,6 +37,14 @@ def make_sites(folder: Path, sizes: tuple[int, ...] = (30, 70, 20, 55)) -> list[
         Site(folder / "sites", f"site-{k}", draw_shard(n, 10 + k), NAMES, draw_shard(40, 90 + k))
         for k, n in enumerate(sizes)
     ]
+
+
+def seeded(folder: Path, seed: int, sizes: tuple[int, ...] = (30, 70, 20, 55)) -> list[Site]:
+    """Sites that round as the method's clients do with this seed."""
+    sites = make_sites(folder, sizes)
+    for k, site in enumerate(sites):
+        site.rounding_seed = own_seed(seed, k)
+    return sites
 
 
 def keep_the_primary(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,22 +22,14 @@ from apfl.data.load import extract_source
 from apfl.data.source import Source
 from apfl.errors import InputError
 from tests.commands import here
+from tests.experiments.plan_toys import SMALL
 from tests.experiments.test_bench import results
 from tests.federate.test_stats import _closed_servers, agreed_files, federation, whole, write_shards  # noqa: F401
 
-PLAN = """
-seeds = [0, 1]
-checkpoint_seconds = 0
-
-[protocol]
-n_clients = 4
-alpha = 1.0
-
-[methods.afl]
-
+PLAN = f"""{SMALL}
 [methods.fedavg_ft]
 n_rounds = 20
-tune = {finetune_epochs = [0, 2]}
+tune = {{finetune_epochs = [0, 2]}}
 """
 
 

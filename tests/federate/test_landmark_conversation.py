@@ -61,8 +61,16 @@ class Grid:
 
 
 def run(folder: Path, nodes: Iterable[int], method: APFL = LANDMARKS, only_receive: Iterable[int] = ()) -> list[dict]:
-    """A run to its end; its events."""
-    terms = Terms("f", method=method)
+    """A run to its end, in which nothing fails; its events."""
+    told = converse(folder, nodes, Terms("f", method=method), Policy(deadline=600.0), only_receive)
+    assert not [event for event in told if event["event"] == "failed"], told
+    return told
+
+
+def converse(
+    folder: Path, nodes: Iterable[int], terms: Terms, policy: Policy, only_receive: Iterable[int] = ()
+) -> list[dict]:
+    """A run to its end under any terms; its events."""
     (folder / "server" / "keys").mkdir(parents=True, exist_ok=True)
     (folder / "terms.json").write_text(terms.to_json())
     for node in nodes:
@@ -71,10 +79,8 @@ def run(folder: Path, nodes: Iterable[int], method: APFL = LANDMARKS, only_recei
         events = Events(folder / "server", str(RUN))
         before = len(events.path.read_text().splitlines()) if events.path.exists() else 0
         grid = Grid(folder, nodes, only_receive)
-        assert Conversation(grid, coordinator, Policy(deadline=600.0), events, folder / "server").run()
-    told = [json.loads(line) for line in events.path.read_text().splitlines()[before:]]
-    assert not [event for event in told if event["event"] == "failed"], told
-    return told
+        assert Conversation(grid, coordinator, policy, events, folder / "server").run()
+    return [json.loads(line) for line in events.path.read_text().splitlines()[before:]]
 
 
 def asked(events: list[dict], client: str) -> list[str]:

@@ -43,6 +43,7 @@ from tests.federate.federation_toys import (
     keep_the_primary,
     make_sites,
     same,
+    seeded,
     seen,
     tabulate,
 )
@@ -50,12 +51,11 @@ from tests.federate.federation_toys import (
 AGREED = {"gamma": 1.0, "beta": 1.0, "balance": 0.5, "tau": 0.0}
 
 
-def seeded(folder: Path, seed: int = 0, sizes: tuple[int, ...] = (30, 70, 20, 55)) -> list[Site]:
+def in_double(folder: Path, seed: int = 0, sizes: tuple[int, ...] = (30, 70, 20, 55)) -> list[Site]:
     """Sites that round as the method's clients do, with rows in double precision: the order of sums changes less then
     than a hit or an integer takes."""
-    sites = make_sites(folder, sizes)
-    for k, site in enumerate(sites):
-        site.rounding_seed = own_seed(seed, k)
+    sites = seeded(folder, seed, sizes)
+    for site in sites:
         site.train = replace(site.train, features=site.train.features.double())
     return sites
 
@@ -77,7 +77,7 @@ def seeded(folder: Path, seed: int = 0, sizes: tuple[int, ...] = (30, 70, 20, 55
 def test_personal_models_and_bytes_are_those_of_the_method(tmp_path, method, sizes, monkeypatch):
     """With the same seeds of rounding: sums of integers know no order."""
     keep_the_primary(monkeypatch)
-    sites = seeded(tmp_path, 3, sizes)
+    sites = in_double(tmp_path, 3, sizes)
     made = simulate(sites, Terms("f", method=method, seed=3), tmp_path / "server")
     *_, last = method.rounds([site.train for site in sites], 3, 3)
     test = sites[0].test.features
@@ -117,7 +117,7 @@ def test_accuracy_on_digits_is_that_of_the_method_within_rounding(tmp_path):
 
 def test_the_primary_is_the_ridge_of_the_rounded_sums(tmp_path):
     """By another route: every site's statistics are rounded here, and added as floating-point numbers."""
-    sites = seeded(tmp_path)
+    sites = in_double(tmp_path)
     with Coordinator(tmp_path / "server", Terms("f", method=replace(LANDMARKS, **AGREED))) as server:
         contribute(server, sites)
         weights, terms = seen(server.publish(), server.terms).weights, server.terms

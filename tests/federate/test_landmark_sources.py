@@ -18,7 +18,6 @@ from apfl.federate.inprocess import simulate
 from apfl.federate.landmarks import load_landmarks
 from apfl.federate.ledger import Ledger
 from apfl.federate.site import Site
-from apfl.methods._streams import own_seed
 from apfl.methods.apfl import APFL
 from apfl.report.status import status_view
 from tests.commands import here
@@ -32,6 +31,7 @@ from tests.federate.federation_toys import (
     keep_the_primary,
     make_sites,
     same,
+    seeded,
     seen,
 )
 
@@ -42,20 +42,13 @@ def public_file(folder, n: int = 90, width: int = 8):
     return path
 
 
-def seeded(folder) -> list[Site]:
-    sites = make_sites(folder)
-    for k, site in enumerate(sites):
-        site.rounding_seed = own_seed(3, k)
-    return sites
-
-
 # ------------------------------------------------------------------------------------------------------ from a file
 
 
 @pytest.mark.parametrize("method", [LANDMARKS, replace(PILOT, normalise="auto")], ids=["stated", "pilot"])
 def test_models_and_bytes_are_those_of_the_method(tmp_path, monkeypatch, method):
     keep_the_primary(monkeypatch)
-    sites, path = seeded(tmp_path), public_file(tmp_path)
+    sites, path = seeded(tmp_path, 3), public_file(tmp_path)
     method = replace(method, landmarks=str(path))
     made = simulate(sites, Terms("f", method=method, seed=3), tmp_path / "server")
     *_, last = method.rounds([site.train for site in sites], 3, 3)

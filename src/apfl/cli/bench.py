@@ -27,7 +27,7 @@ from apfl.errors import InputError
 from apfl.experiments import estimate
 from apfl.experiments.cells import Cell, cells
 from apfl.experiments.metrics import no_test_rows
-from apfl.experiments.plan import read_plan
+from apfl.experiments.plan import Plan, read_plan
 from apfl.experiments.pool import claim, damaged, execute, inspect, jobs_for
 from apfl.experiments.record import Record, read_records
 from apfl.experiments.seeds import seeds_of
@@ -121,17 +121,11 @@ def bench(
     cell to OUT/cells. After an interruption, the same command resumes and
     repeats nothing. If cells fail, apfl lists them and exits with code 1.
     """
-    own_data = {"data": changes["data"]} if "data" in changes else None  # with nothing that the plan says of its own
-    given = read_plan(
-        plan, source=own_data, **{name: value for name, value in changes.items() if name != "data"},
-        rounds=rounds, threads=threads,
-        only=None if methods is None else names_of(methods, read_plan(plan).methods),
-        seeds=None if seeds is None else seeds_of(seeds),
-        protocol={
-            "n_clients": clients, "alpha": alpha, "minimum": minimum, "client_column": client_column,
-            "partition": partition, "test_column": test_column,
-        },
-    )  # fmt: skip
+    protocol = {
+        "n_clients": clients, "alpha": alpha, "minimum": minimum, "client_column": client_column,
+        "partition": partition, "test_column": test_column,
+    }  # fmt: skip
+    given = _changed(plan, changes, methods, seeds, rounds=rounds, threads=threads, protocol=protocol)
     todo, where = cells(given), str(float64_device(device))
     load = partial(load_data, Source(**given.source), device=device)
     dataset = load(extract=extract_aloud)
@@ -142,16 +136,13 @@ def bench(
     folder = folder or Path("runs") / f"{plan.stem}-{Path(dataset.name).stem}"
     inspect(folder, list(keyed))
     left = jobs_for(keyed, folder, identity, where)
-    if cut_short := damaged(folder, list(keyed)):
-        shown = f"{cut_short[0].parent.name}/{cut_short[0].name}" + " and others" * (len(cut_short) > 1)
-        err.print(f"damaged, perhaps by a power cut, and therefore done again: {shown}", soft_wrap=True)
+    _tell_damaged(damaged(folder, list(keyed)))
     n_workers = jobs if jobs or on != "local" else _fitting(todo, dataset, given.threads, where)
     gpu = where != "cpu"
     executor = executor_of(on, folder / ".jobs", n_workers=n_workers, threads=given.threads, gpu=gpu, slurm=slurm)
     _show(given.title or plan.stem, keyed, left, dataset, n_workers, given.threads)
     if dry_run:
-        for line in estimate.told_costs([job.cell for job in left if not job.tuning], dataset):
-            err.print(line, soft_wrap=True, highlight=False)
+        _tell_costs(left, dataset)
         return
     sha256 = dataset.sha256
     del dataset  # the processes have their own
@@ -162,6 +153,29 @@ def bench(
     with claim(folder, given, list(keyed)):  # what is left may be less by now
         failed = _run(jobs_for(keyed, folder, identity, where), setting, executor)
     _conclude(folder, keyed, failed)
+
+
+def _changed(plan: Path, changes: Mapping[str, Any], methods: str | None, seeds: str | None, **others: Any) -> Plan:
+    """The plan, with what options say in its place."""
+    own_data = {"data": changes["data"]} if "data" in changes else None  # with nothing that the plan says of its own
+    return read_plan(
+        plan, source=own_data, **{name: value for name, value in changes.items() if name != "data"}, **others,
+        only=None if methods is None else names_of(methods, read_plan(plan).methods),
+        seeds=None if seeds is None else seeds_of(seeds),
+    )  # fmt: skip
+
+
+def _tell_damaged(paths: Sequence[Path]) -> None:
+    """Which cells are done again because their files were cut short."""
+    if paths:
+        shown = f"{paths[0].parent.name}/{paths[0].name}" + " and others" * (len(paths) > 1)
+        err.print(f"damaged, perhaps by a power cut, and therefore done again: {shown}", soft_wrap=True)
+
+
+def _tell_costs(left: Sequence[Job], dataset: Dataset) -> None:
+    """What the cells that are left would cost."""
+    for line in estimate.told_costs([job.cell for job in left if not job.tuning], dataset):
+        err.print(line, soft_wrap=True, highlight=False)
 
 
 def _count(n: int, what: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,13 +60,9 @@ def forget(
 def _take_out(
     folder: Path, site: str, contribution: Path | None, forget: bool, new_landmarks: bool, as_json: bool
 ) -> None:
-    data = None
-    if contribution is not None:
-        if not contribution.is_file():
-            raise InputError(f"there is no file {contribution}")
-        data = contribution.read_bytes()
+    data = None if contribution is None else _sent(contribution)
     _check_site(folder, site)
-    from apfl.federate import Coordinator, Evidence  # here: what was given wrongly is said without torch
+    from apfl.federate import Coordinator  # here: what was given wrongly is said without torch
 
     with Coordinator(folder, wait=10) as coordinator:
         masked = coordinator.draft.masked
@@ -91,10 +88,22 @@ def _take_out(
     renewed = _renew_rosters(folder, site) if masked else []
     if as_json:
         out.print(json.dumps(evidence), soft_wrap=True, highlight=False)
-        return
-    for line in Evidence(**evidence).lines():
-        out.print(line, soft_wrap=True, highlight=False)
-    for line in renewed:
+    else:
+        _print_evidence(folder, evidence, renewed, new_landmarks)
+
+
+def _sent(contribution: Path) -> bytes:
+    """What the site sent, from its own file."""
+    if not contribution.is_file():
+        raise InputError(f"there is no file {contribution}")
+    return contribution.read_bytes()
+
+
+def _print_evidence(folder: Path, evidence: dict[str, Any], renewed: Iterable[str], new_landmarks: bool) -> None:
+    """What was done, how that is known, and what comes next."""
+    from apfl.federate import Evidence
+
+    for line in (*Evidence(**evidence).lines(), *renewed):
         out.print(line, soft_wrap=True, highlight=False)
     if new_landmarks:
         out.print(REDRAWN.format(folder), soft_wrap=True, highlight=False)

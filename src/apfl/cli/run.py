@@ -125,12 +125,7 @@ def run(
         leave_no_empty(folder)
         raise
     if records:
-        out.print(results_table(records), markup=True)
-        _print_choices([record for record in records if record.chosen and record.seed == seed_list[0]])
-        if protocol.client_column is not None:
-            _print_gains(study, records)
-        if told := too_wide(records):
-            out.print(told, style="dim", soft_wrap=True, highlight=False)
+        _print_results(study, records)
         out.print(f"records: {folder / 'records.jsonl'}", end="   " if save else "\n", soft_wrap=True)
     else:
         out.print("trained on all rows: there are no test rows, so there is no table and no record", soft_wrap=True)
@@ -143,6 +138,16 @@ def _detected(target: str, names: Sequence[str]) -> str:
     """What the columns to predict were taken for."""
     why = {"regression": "numbers that are not whole, or several columns", "multilabel": "several columns of 0 and 1"}
     return f"target: {target} ({listed(list(names))}: {why[target]}); --target says otherwise"
+
+
+def _print_results(study: Study, records: Sequence[Record]) -> None:
+    """The table, what the methods chose with the first seed, and what the table does not say by itself."""
+    out.print(results_table(records), markup=True)
+    _print_choices([record for record in records if record.chosen and record.seed == study.seeds[0]])
+    if study.protocol.client_column is not None:
+        _print_gains(study, records)
+    if told := too_wide(records):
+        out.print(told, style="dim", soft_wrap=True, highlight=False)
 
 
 def _print_gains(study: Study, records: Sequence[Record]) -> None:

@@ -115,11 +115,7 @@ def _to_encode(
         raise InputError("--feature-column and --encode given; vectors are features as they are: give one of them")
     dropped = [] if drop is None else _matching(path, columns, "--drop", drop)
     if isinstance(encode, Encoding):
-        names = [name for name in encode.names if name not in columns.all]
-        if names or features is not None or dropped:
-            why = f"{path} has no column '{names[0]}'" if names else "--features or --drop given"
-            raise InputError(f"{why}, but the encoding says which columns it reads: {listed(encode.names)}")
-        return Chosen(None, tuple(encode.names), raw=True, asked={"encode": digest(encode)})
+        return _as_agreed(path, columns, encode, named=features is not None or bool(dropped))
     if features is not None:
         chosen = _matching(path, columns, "--features", features)
     else:
@@ -128,6 +124,15 @@ def _to_encode(
     if not chosen:
         raise _no_features(path, columns)
     return Chosen(None, tuple(chosen), raw=True, asked={"encode": encode, "features": chosen})
+
+
+def _as_agreed(path: Path, columns: _Columns, agreed: Encoding, named: bool) -> Chosen:
+    """The columns of an encoding; ``named``: options name columns too, which it does not allow."""
+    absent = [name for name in agreed.names if name not in columns.all]
+    if absent or named:
+        why = f"{path} has no column '{absent[0]}'" if absent else "--features or --drop given"
+        raise InputError(f"{why}, but the encoding says which columns it reads: {listed(agreed.names)}")
+    return Chosen(None, tuple(agreed.names), raw=True, asked={"encode": digest(agreed)})
 
 
 def _named(

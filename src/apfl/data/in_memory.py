@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from apfl.data.federation import Dataset, Federation
+from apfl.data.federation import Dataset, Federation, Shard
 from apfl.data.missing import as_array, missing, refuse_missing
 from apfl.data.sources.features import checked_features, coded_labels, plain_column
 from apfl.data.targets import read_targets
@@ -86,19 +86,11 @@ def with_identity(dataset: Dataset) -> Dataset:
 
 def from_federation(name: str, federation: Federation) -> Dataset:
     """All rows of a federation, with the columns ``client``, ``test`` and, if its rows have groups, ``group``."""
-    sides = [(k, side, each[k]) for k in range(len(federation.names)) for side, each in enumerate(_sides(federation))]
-    sizes = [len(shard) for *_, shard in sides]
-    # As numbers if they are numbers: the clients then keep their order (2 before 10).
-    numbered = list(federation.names) == [str(k) for k in range(len(federation.names))]
-    names: list[Any] = [k if numbered else federation.names[k] for k, *_ in sides]
-    columns = {"client": np.repeat(names, sizes), "test": np.repeat([bool(side) for _, side, _ in sides], sizes)}
-    if all(shard.groups is not None for *_, shard in sides):
-        columns["group"] = torch.cat([shard.groups for *_, shard in sides if shard.groups is not None]).cpu().numpy()
-    features, labels = (
-        torch.cat([getattr(shard, each) for *_, shard in sides]).cpu() for each in ("features", "labels")
-    )
+    shards = [each[k] for k in range(len(federation.names)) for each in (federation.train, federation.test)]
+    features, labels = (torch.cat([getattr(shard, each) for shard in shards]).cpu() for each in ("features", "labels"))
+    columns = _origins(federation.names, shards)
     made = Dataset(name, features.float(), labels, federation.class_names, columns)
-    parts = [shard.targets for *_, shard in sides if shard.targets is not None]
+    parts = [shard.targets for shard in shards if shard.targets is not None]
     if not parts:
         return with_identity(made)
     values = torch.cat(parts).cpu()
@@ -106,8 +98,17 @@ def from_federation(name: str, federation: Federation) -> Dataset:
     return with_identity(replace(made, targets=values, target=federation.target))
 
 
-def _sides(federation: Federation) -> tuple[Any, Any]:
-    return federation.train, federation.test
+def _origins(clients: Sequence[str], shards: Sequence[Shard]) -> dict[str, np.ndarray]:
+    """Of each row its client, side and group; ``shards`` are each client's training rows, then its test rows."""
+    sizes = [len(shard) for shard in shards]
+    # As numbers if they are numbers: the clients then keep their order (2 before 10).
+    numbers = list(range(len(clients)))
+    names: list[Any] = numbers if list(clients) == [*map(str, numbers)] else list(clients)
+    columns = {"client": np.repeat(np.repeat(names, 2), sizes), "test": np.repeat([False, True] * len(names), sizes)}
+    groups = [shard.groups for shard in shards if shard.groups is not None]
+    if len(groups) == len(shards):
+        columns["group"] = torch.cat(groups).cpu().numpy()
+    return columns
 
 
 def is_table(data: Any) -> bool:

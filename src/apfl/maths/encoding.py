@@ -352,18 +352,28 @@ def settle(summary: Summary, *, min_rows: int = MIN_ROWS, min_clients: int = MIN
 
 
 def _settled(name: str, own: ColumnSummary, summary: Summary, min_rows: int, min_clients: int) -> Encoded | None:
-    n_known, gaps = summary.n_rows - own.n_missing, own.n_missing > 0
-    if own.kind == "empty" or not n_known:
+    if own.kind == "empty" or summary.n_rows == own.n_missing:
         return None
     if own.kind == "words":
-        kept = tuple(sorted(w for w, n in own.rows.items() if n >= min_rows and own.clients.get(w, 0) >= min_clients))
-        n_others = n_known - sum(own.rows[word] for word in kept)
-        if n_others > MOST_OTHERS * summary.n_rows or not kept or (len(kept) == 1 and not n_others and not gaps):
-            return None
-        return Encoded(name, "words", gaps=gaps, categories=kept, others=n_others > 0)
+        return _settled_words(name, own, summary.n_rows, min_rows, min_clients)
+    return _settled_numbers(name, own, summary.n_rows)
+
+
+def _settled_words(name: str, own: ColumnSummary, n_rows: int, min_rows: int, min_clients: int) -> Encoded | None:
+    """A column of categories; None if it repeats too few words, or only one."""
+    kept = tuple(sorted(w for w, n in own.rows.items() if n >= min_rows and own.clients.get(w, 0) >= min_clients))
+    n_others, gaps = n_rows - own.n_missing - sum(own.rows[word] for word in kept), own.n_missing > 0
+    if n_others > MOST_OTHERS * n_rows or not kept or (len(kept) == 1 and not n_others and not gaps):
+        return None
+    return Encoded(name, "words", gaps=gaps, categories=kept, others=n_others > 0)
+
+
+def _settled_numbers(name: str, own: ColumnSummary, n_rows: int) -> Encoded | None:
+    """A column of numbers or dates, to be standardised; None if it is one number throughout."""
+    n_known, gaps = n_rows - own.n_missing, own.n_missing > 0
     mean = own.total / n_known
     # Gaps at the mean add nothing to the squares, and count as rows: as scikit-learn scales what it has imputed.
-    variance = max(own.squares - n_known * mean**2, 0.0) / summary.n_rows
+    variance = max(own.squares - n_known * mean**2, 0.0) / n_rows
     moves = variance > 1e-14 * max(mean**2, 1e-300)
     if not moves and not gaps and own.kind == "numbers":
         return None

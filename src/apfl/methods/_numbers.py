@@ -205,13 +205,10 @@ def fit_numbers(clients: Sequence[NumberRows], asked: Asked, seed: int) -> Blend
     scaled = [NumberRows(own.features, scale.apply(own.targets), own.groups) for own in clients]
     maps = [_on_map(scaled, kind, asked, seed) for kind in asked.kinds]
     plain = _plain(scaled) if asked.plain else None
-    left = [torch.cat([one.choice.residuals[k] for one in maps]) for k in range(len(clients))]  # (models, n, t)
-    alone = [weight == 0 for one in maps for weight, *_ in one.choice.settings]
-    if plain is not None:
-        left = [torch.cat(pair) for pair in zip(left, plain.left_out, strict=True)]
-        alone += [False, True]
+    left = _left_out(maps, plain, len(clients))
     everyone = _clean(shares([squared(own).cpu() for own in left], seed, _prior(maps, plain))).to(left[0])
-    own = [_own_shares(residuals, everyone, torch.tensor(alone, device=everyone.device)) for residuals in left]
+    alone = _alone(maps, plain).to(everyone.device)
+    own = [_own_shares(residuals, everyone, alone) for residuals in left]
     mixed = [torch.einsum("m,mnt->nt", *pair) for pair in zip(own, left, strict=True)]
     account = _account(maps, plain, everyone) | {
         "alone": [k for k, found in enumerate(own) if found is not everyone],
@@ -223,6 +220,18 @@ def fit_numbers(clients: Sequence[NumberRows], asked: Asked, seed: int) -> Blend
         thresholds = _thresholds(scale.undo(scores), torch.cat([rows.targets for rows in clients]))
         shift, account["thresholds"] = 0.5 - thresholds, thresholds.tolist()
     return Blend(maps, plain, scale, everyone, own, shift, account, _anybody(maps, plain, len(clients), seed))
+
+
+def _left_out(maps: Sequence[_OnMap], plain: _Plain | None, n_clients: int) -> list[Tensor]:
+    """What each model leaves of each client's left-out rows, (models, n, t)."""
+    left = [torch.cat([one.choice.residuals[k] for one in maps]) for k in range(n_clients)]
+    return left if plain is None else [torch.cat(pair) for pair in zip(left, plain.left_out, strict=True)]
+
+
+def _alone(maps: Sequence[_OnMap], plain: _Plain | None) -> Tensor:
+    """Which models a client fits to its own rows alone, (models,)."""
+    found = [weight == 0 for one in maps for weight, *_ in one.choice.settings]
+    return torch.tensor(found + ([] if plain is None else [False, True]))
 
 
 def _prior(maps: Sequence[_OnMap], plain: _Plain | None) -> Tensor:

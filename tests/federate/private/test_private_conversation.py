@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -17,13 +16,12 @@ from tests.federate.private.toys import FIXED, METHOD, need_accounting, private_
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'apfl[flower]'")
 
-from apfl.federate.flower.conversation import Conversation, Policy
-from apfl.federate.flower.events import Events
+from apfl.federate.flower.conversation import Policy
 from tests.federate.masked.test_masked_conversation import Grid as MaskedGrid
 from tests.federate.masked.test_masked_conversation import hurry, prepare  # noqa: F401  # a fixture
 from tests.federate.masked.test_masked_conversation import run as run_masked
-from tests.federate.test_conversation import RUN, identity  # noqa: F401  # a fixture
-from tests.federate.test_landmark_conversation import Grid
+from tests.federate.test_conversation import identity  # noqa: F401  # a fixture
+from tests.federate.test_landmark_conversation import asked, converse
 
 
 @pytest.fixture(autouse=True)
@@ -31,32 +29,15 @@ def _accounting():
     need_accounting()
 
 
-def run(folder, nodes, terms, only_receive=()):
-    (folder / "server" / "keys").mkdir(parents=True, exist_ok=True)
-    (folder / "terms.json").write_text(terms.to_json())
-    for node in nodes:
-        (folder / "server" / "keys" / f"site-{node}.pub").touch()
-    with Coordinator(folder / "server", terms) as coordinator:
-        events = Events(folder / "server", str(RUN))
-        before = len(events.path.read_text().splitlines()) if events.path.exists() else 0
-        grid, policy = Grid(folder, nodes, only_receive), Policy(deadline=600.0, evaluate=True)
-        assert Conversation(grid, coordinator, policy, events, folder / "server").run()
-    return [json.loads(line) for line in events.path.read_text().splitlines()[before:]]
-
-
-def asked(events, client):
-    return [event["phase"] for event in events if event["event"] == "asked" and event["client"] == client]
-
-
 def test_a_run_with_a_trusted_server(tmp_path):
-    terms = private_terms(METHOD)
-    events = run(tmp_path, (1, 2, 3), terms)
+    terms, policy = private_terms(METHOD), Policy(deadline=600.0, evaluate=True)
+    events = converse(tmp_path, (1, 2, 3), terms, policy)
     assert asked(events, "site-1") == ["describe", "statistics", "refine", "evaluate"]  # the last is declined
     for node in (1, 2, 3):
         told = read(tmp_path / str(node) / "f" / f"site-{node}" / "model.safetensors").settings
         assert told["privacy"]["epsilon"] <= 4.0
     # Another run asks for nothing that would be a release; a late site only receives.
-    events = run(tmp_path, (1, 2, 3, 4), terms)
+    events = converse(tmp_path, (1, 2, 3, 4), terms, policy)
     assert asked(events, "site-4")[:2] == ["statistics", "refine"]
     (answer,) = [e for e in events if e["event"] == "answered" and e["phase"] == "statistics"]
     assert answer["outcome"] == "refused"

@@ -20,7 +20,7 @@ import numpy as np
 from apfl.data.backbones import Backbone
 from apfl.data.device import device_of
 from apfl.data.extract.partial import Partial
-from apfl.data.extract.pipeline import HALF, Passed, through
+from apfl.data.extract.pipeline import HALF, Batching, Passed, through
 from apfl.data.hub_access import cache_folder
 from apfl.data.samples import Samples
 from apfl.data.source import ON_CORRUPT
@@ -63,7 +63,7 @@ def extract(
     on_corrupt: str = "refuse",
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     seconds_between_saves: float = 1.0,
-    passing: Callable[..., Generator[Passed, None, None]] = through,
+    passing: Callable[[Samples, Backbone, Batching], Generator[Passed, None, None]] = through,
 ) -> Extraction:
     """Make sure that ``path`` holds the features of ``samples``; compute what is missing.
 
@@ -85,9 +85,7 @@ def extract(
         begun = partial.rows
         _refuse_or_not({samples.where(row): why for row, why in partial.skipped.items()}, on_corrupt)
         on_progress(begun, len(samples))
-        passed = passing(
-            samples, backbone, where, start=begun, size=size, mixed_precision=mixed_precision, workers=workers
-        )
+        passed = passing(samples, backbone, Batching(where, begun, size, mixed_precision, workers))
         with closing(passed):  # ends its processes now, not when Python gets round to it
             for rows, bad, features, n_cut in passed:
                 _refuse_or_not({samples.where(row): why for row, why in bad.items()}, on_corrupt)

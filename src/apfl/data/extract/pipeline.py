@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +17,23 @@ from apfl.data.extract.decode import chunks
 from apfl.data.samples import Samples
 from apfl.errors import InputError
 
-__all__ = ["HALF", "Passed", "through"]
+__all__ = ["HALF", "Batching", "Passed", "through"]
 
 # The short format of mixed precision. bfloat16 has too few digits for a convolutional network (EfficientNet-Lite0:
 # correlation 0.9955 with float32, float16 0.99997), but a CPU computes float16 five times slower than float32.
 HALF = {"cpu": torch.bfloat16, "cuda": torch.float16, "mps": torch.float16}
 LAUNCHED = {"cpu": 0, "cuda": 2, "mps": 2}  # batches a GPU has before the features of an earlier one are waited for
+
+
+@dataclass(frozen=True)
+class Batching:
+    """Where a network takes rows, from which one on, and how many at a time."""
+
+    device: torch.device
+    start: int
+    size: int
+    mixed_precision: bool
+    workers: int | None = None  # processes that decode
 
 
 class Passed(NamedTuple):
@@ -39,25 +51,18 @@ class _Launched(NamedTuple):
     features: Tensor | None  # (m, l) on the device, perhaps still being computed
 
 
-def through(
-    samples: Samples,
-    backbone: Backbone,
-    device: torch.device,
-    *,
-    start: int,
-    size: int,
-    mixed_precision: bool,
-    workers: int | None = None,
-) -> Generator[Passed, None, None]:
-    """The rows from ``start`` on, in their order.
+def through(samples: Samples, backbone: Backbone, batching: Batching) -> Generator[Passed, None, None]:
+    """The rows from ``batching.start`` on, in their order.
 
-    A batch always begins at a multiple of ``size``, also after a resumption: the same rows share a batch, so that the
+    A batch always begins at a multiple of its size, also after a resumption: the same rows share a batch, so that the
     same numbers come out to the last bit. A GPU is given the next batches before the features of one are waited for.
     """
+    device, size = batching.device, batching.size
     backbone.module.to(device)
-    half = HALF[device.type] if mixed_precision else None
+    half = HALF[device.type] if batching.mixed_precision else None
     launched: deque[_Launched] = deque()
-    for batch in _batches(chunks(samples, backbone, device, start=start, size=size, workers=workers), size):
+    prepared = chunks(samples, backbone, device, start=batching.start, size=size, workers=batching.workers)
+    for batch in _batches(prepared, size):
         launched.append(_launch(backbone, batch, device, half))
         if len(launched) > LAUNCHED[device.type]:
             yield _land(samples, backbone, launched.popleft(), half)

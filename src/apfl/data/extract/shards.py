@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from apfl.data.backbones import Backbone, load_backbone
 from apfl.data.executors import Executor, Tell
-from apfl.data.extract.pipeline import Passed
+from apfl.data.extract.pipeline import Batching, Passed
 from apfl.data.federation import Dataset
 from apfl.data.samples import Samples, vectors
 from apfl.data.source import Source
@@ -41,24 +40,16 @@ class InShards:
     batches: int = BATCHES
     show: Callable[[int, int], None] = lambda done, total: None
 
-    def __call__(
-        self,
-        samples: Samples,
-        backbone: Backbone,
-        device: torch.device,
-        *,
-        start: int,
-        size: int,
-        mixed_precision: bool,
-        workers: int | None = None,
-    ) -> Generator[Passed, None, None]:
-        """The rows from ``start`` on, in their order, once all shards are done."""
+    def __call__(self, samples: Samples, backbone: Backbone, batching: Batching) -> Generator[Passed, None, None]:
+        """The rows from ``batching.start`` on, in their order, once all shards are done."""
+        start, size = batching.start, batching.size
         folder = self.target.with_name(f".{self.target.name}.shards")
         step, n = self.batches * size, len(samples)
         shards = [(first, min(first + step, n)) for first in range(start - start % step, n, step)]
         work = _Extracting(
-            self.source, folder, samples.revision, size, device.type, mixed_precision, workers, backbone.weights
-        )
+            self.source, folder, samples.revision, size, batching.device.type, batching.mixed_precision,
+            batching.workers, backbone.weights,
+        )  # fmt: skip
         self._all_done(work, shards, n)
         for first, last in shards:
             yield from _read(folder, max(first, start), first, last, size)

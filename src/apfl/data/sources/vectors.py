@@ -66,18 +66,10 @@ def load(
     path = existing(source)
     table = read_table(path)
     label, *others = _label_columns(path, table, label_column)
-    has_labels = label in table.column_names
-    if not has_labels and (label_column is not None or not labels_optional):
-        raise InputError(
-            f"{path} has no column '{label}' (it has: {listed(table.column_names)}); "
-            "name the labels with --label-column"
-        )
-    if not table.num_rows:
-        raise InputError(f"{path} has no rows")
-    targets = targets_in(path, table, [label, *others], target) if has_labels else None
+    _check_table(path, table, label, needs_labels=label_column is not None or not labels_optional)
+    targets = targets_in(path, table, [label, *others], target) if label in table.column_names else None
     table = table.drop_columns(others) if others else table
-    found = {"labels": labels_in(path, table, label)} if has_labels and targets is None else {}
-    labels, class_names = labels_of(path, found, table.num_rows)
+    labels, class_names = _classes(path, table, label, targets)
     if for_backbone or text_column is not None:
         texts = texts_of(path, table, text_column, label, labels, class_names)
         if texts is not None:
@@ -86,24 +78,31 @@ def load(
         raise InputError("--categories given without --encode auto; an encoding from a file knows its columns")
     agreed = None if encode is None else encoding_of(encode)
     chosen = choose_features(path, table, label, feature_column, features, drop, encode if agreed is None else agreed)
-    raw = (
-        Raw({name: table.column(name).to_pylist() for name in chosen.numbers}, _named(categories))
-        if chosen.raw
-        else None
-    )
-    if raw is not None:
+    if chosen.raw:
+        raw = Raw({name: table.column(name).to_pylist() for name in chosen.numbers}, _named(categories))
         made = _to_encode(path, table, label, chosen, raw, agreed, labels, class_names)
-        return made if targets is None else with_targets(made, targets)
-    made = Dataset(
-        name=path.name,
-        features=checked_features(path, values_in(path, table, chosen)),
-        labels=torch.from_numpy(labels),
-        class_names=class_names,
-        columns=_other_columns(table, chosen, label),
-        sha256=_identity(path, label, chosen.asked),
-        feature_names=chosen.numbers,
-    )
+    else:
+        made = Dataset(
+            name=path.name,
+            features=checked_features(path, values_in(path, table, chosen)),
+            labels=torch.from_numpy(labels),
+            class_names=class_names,
+            columns=_other_columns(table, chosen, label),
+            sha256=_identity(path, label, chosen.asked),
+            feature_names=chosen.numbers,
+        )
     return made if targets is None else with_targets(made, targets)
+
+
+def _check_table(path: Path, table: Any, label: str, *, needs_labels: bool) -> None:
+    """Refuse a table without the labels that it needs, or without rows."""
+    if needs_labels and label not in table.column_names:
+        raise InputError(
+            f"{path} has no column '{label}' (it has: {listed(table.column_names)}); "
+            "name the labels with --label-column"
+        )
+    if not table.num_rows:
+        raise InputError(f"{path} has no rows")
 
 
 def _label_columns(path: Path, table: Any, given: str | None) -> list[str]:
@@ -118,6 +117,12 @@ def _label_columns(path: Path, table: Any, given: str | None) -> list[str]:
                 "with --label-column A,B"
             )
     return list(dict.fromkeys(names))
+
+
+def _classes(path: Path, table: Any, label: str, targets: Targets | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The labels and their names; of a table that has none, or targets in their place, those of rows without."""
+    has_classes = label in table.column_names and targets is None
+    return labels_of(path, {"labels": labels_in(path, table, label)} if has_classes else {}, table.num_rows)
 
 
 def targets_in(path: Path, table: Any, names: Sequence[str], asked: str | None) -> Targets | None:
