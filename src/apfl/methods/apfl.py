@@ -75,8 +75,8 @@ Bits = Annotated[
 ]
 LANDMARKS = ("federation", "free")
 OF_CLASSES = (  # settings that numbers and several labels do not have
-    "map", "bits", "epsilon", "delta", "noise", "colluders", "landmarks", "tau", "smoothing", "normalise", "d_refinement", "scope", "sketch",
-    "activation_primary", "activation_refinement", "intercept",
+    "map", "bits", "epsilon", "delta", "noise", "colluders", "landmarks", "tau", "smoothing", "normalise",
+    "d_refinement", "scope", "sketch", "activation_primary", "activation_refinement", "intercept",
 )  # fmt: skip
 OF_RANDOM_MAPS = {"bits": 0, "weight": 1.0}  # what auto means with them
 REMOVED = {
