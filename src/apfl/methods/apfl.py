@@ -78,6 +78,7 @@ OF_CLASSES = (  # settings that numbers and several labels do not have
     "map", "bits", "epsilon", "delta", "noise", "colluders", "landmarks", "tau", "smoothing", "normalise",
     "d_refinement", "scope", "sketch", "activation_primary", "activation_refinement", "intercept",
 )  # fmt: skip
+EXACT = {"bits": (0,)}  # what they always have, given or not
 OF_RANDOM_MAPS = {"bits": 0, "weight": 1.0}  # what auto means with them
 REMOVED = {
     "cross-fitted": "refinement='cross-fitted' was removed: it changed nothing (docs/results/auto.md). The refinement "
@@ -218,7 +219,7 @@ class APFL(Method):
     def numbers(self, target: Target) -> Asked:
         """What of the settings numbers and several labels have; the others are refused if they are given."""
         for name in OF_CLASSES:
-            if getattr(self, name) != getattr(APFL, name):
+            if getattr(self, name) not in (getattr(APFL, name), *EXACT.get(name, ())):
                 raise InputError(
                     f"{name}={getattr(self, name)} given, which is of no use for {target}: leave it out. The settings "
                     "for it are d_primary (landmarks), gamma, beta, balance and weight"
