@@ -2,4 +2,5 @@
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("flwr") else ["src/apfl/federate/flower/*"]
+NEED_FLOWER = ["src/apfl/federate/flower/*", "tests/federate/masked/killed_site.py"]
+collect_ignore_glob = [] if find_spec("flwr") else NEED_FLOWER

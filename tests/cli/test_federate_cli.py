@@ -343,6 +343,7 @@ def test_simulate_takes_its_sites_from_a_column(tmp_path, monkeypatch, capsys):
 
 
 def test_a_server_between_machines_has_masked_terms_unless_it_is_told_otherwise(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("flwr")
     from apfl.cli import federate
 
     for words in (["--host", "0.0.0.0"], ["--secure", "--classes", "a,b"], ["--masked", "--n-features", "3"]):
