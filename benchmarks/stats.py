@@ -1,15 +1,19 @@
 """`apfl stats` on Parquet shards, as a ratio to reading them and multiplying bare, with its peak memory.
 
-    python benchmarks/stats.py [--rows 300000] [--features 256] [--width 1024] [--classes 10] [--shards 6]
+    python benchmarks/stats.py [--rows 300000] [--features 256] [--width 1024] [--classes 10] [--shards 6] [--threads 1]
+
+Prints JSON: wall seconds, and processor seconds of all threads, which hardly depend on who else uses the machine.
 
 bare     pyarrow reads the same columns; the products of the map (rows times landmarks, substitution), the kernel in
          between, Phi'Phi and Phi'Y in float64, and nothing else
 memory   peak resident bytes of each process, beside what `pass_bytes` says
+order    with --again: whether the shards the other way round give the same bytes
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import subprocess
 import sys
@@ -28,6 +32,7 @@ from apfl.federate.stats.passes import Pass, batch_rows, pass_bytes
 from apfl.federate.stats.stages import stage_of
 from apfl.federate.terms import Description, Terms, settle
 from apfl.maths.landmarks import kernel
+from apfl.maths.machine import threads
 from apfl.maths.ridge import one_hot, squared
 from apfl.methods.apfl import APFL
 
@@ -43,7 +48,7 @@ def agreed(rows: int, features: int, width: int, classes: int) -> tuple[Terms, b
 def write(folder: Path, rows: int, features: int, classes: int, shards: int) -> list[Path]:
     rng, made = np.random.default_rng(0), []
     for k in range(shards):
-        x = rng.normal(size=(rows // shards, features)).astype(np.float32)
+        x = rng.standard_normal((rows // shards, features), np.float32)
         labels = [f"class {each:03d}" for each in rng.integers(classes, size=len(x))]
         made.append(folder / f"{k}.parquet")
         pq.write_table(pa.table({**{f"f{i}": x[:, i] for i in range(features)}, "label": labels}), made[-1])
@@ -65,42 +70,54 @@ def bare(files: list[Path], terms: Terms, landmarks: bytes) -> None:
             cross += phi.T @ one_hot(labels, terms.n_classes)
 
 
-def one(which: str, folder: Path) -> None:
-    """Run in a process of its own: seconds and peak memory."""
+def one(which: str, folder: Path, n_threads: int | None) -> None:
+    """Run in a process of its own: seconds, processor seconds and peak memory."""
     terms, landmarks = Terms.from_json((folder / "terms.json").read_bytes()), (folder / "landmarks").read_bytes()
     files = sorted(folder.glob("*.parquet"))
     open_landmarks(landmarks, terms).feature_map._factor  # noqa: B018 (made once, in both)
-    start = time.perf_counter()
+    wall, processor = time.perf_counter(), time.process_time()
     if which == "bare":
-        bare(files, terms, landmarks)
+        with threads(n_threads):
+            bare(files, terms, landmarks)
     else:
-        Pass(stage_of(terms, landmarks), files, folder / "part.safetensors").run()
-    print(time.perf_counter() - start, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        order = files[::-1] if which == "again" else files
+        Pass(stage_of(terms, landmarks), order, folder / f"{which}.safetensors", n_threads=n_threads).run()
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"wall": time.perf_counter() - wall, "processor": time.process_time() - processor, "peak": peak}))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("rows", 300_000), ("features", 256), ("width", 1024), ("classes", 10), ("shards", 6)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--threads", type=int, help="of both; default: one for each core")
+    parser.add_argument("--again", action="store_true", help="sum the shards the other way round, and compare")
     parser.add_argument("--one", nargs=2)
     given = parser.parse_args()
     if given.one:
-        one(given.one[0], Path(given.one[1]))
+        one(given.one[0], Path(given.one[1]), given.threads)
         return
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         terms, landmarks = agreed(given.rows, given.features, given.width, given.classes)
         (folder / "terms.json").write_text(terms.to_json())
         (folder / "landmarks").write_bytes(landmarks)
-        write(folder, given.rows, given.features, given.classes, given.shards)
-        found = {}
-        for which in ("bare", "stats"):
+        files = write(folder, given.rows, given.features, given.classes, given.shards)
+        found: dict[str, object] = {
+            "rows": given.rows, "features": given.features, "d": terms.width, "shards": given.shards,
+            "parquet_bytes": sum(path.stat().st_size for path in files), "threads": given.threads,
+        }  # fmt: skip
+        took = {}
+        for which in ("bare", "stats", *(["again"] if given.again else [])):
             command = [sys.executable, __file__, "--one", which, temporary]
-            found[which] = tuple(map(float, subprocess.run(command, check=True, capture_output=True).stdout.split()))
-        told = pass_bytes(terms, given.features, parquet=True)
-        (seconds, peak), (peer, _) = found["stats"], found["bare"]
-        print(f"{given.rows} rows x {given.features}, d = {terms.width}: {seconds:.1f} s, bare {peer:.1f} s, "
-              f"ratio {seconds / peer:.2f}; peak {peak / 1e6:.0f} MB, said {told / 1e6:.0f} MB")  # fmt: skip
+            command += ["--threads", str(given.threads)] if given.threads else []
+            took[which] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        found |= {**took, "said": pass_bytes(terms, given.features, parquet=True)}
+        found |= {f"ratio, {clock}": took["stats"][clock] / took["bare"][clock] for clock in ("wall", "processor")}
+        if given.again:
+            one_way, other = (folder / f"{which}.safetensors" for which in ("stats", "again"))
+            found["same bytes in another order"] = one_way.read_bytes() == other.read_bytes()
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -75,9 +75,9 @@ def pilot(server: Coordinator, sites: list[Site]) -> None:
     for site in sites:
         receipt = server.pilot_statistics(site.pilot(trial, server.pilot_question()), site.name)
         assert receipt.ok, receipt
-    primaries = server.pilot_primaries()
+    server.pilot_primaries()
     for site in sites:
-        receipt = server.pilot_table(site.pilot_table(trial, primaries), site.name)
+        receipt = server.pilot_table(site.pilot_table(trial, server.pilot_primaries(site.name)), site.name)
         assert receipt.ok, receipt
 
 

@@ -61,11 +61,11 @@ def drive_pilot(server: Coordinator, sites: list[Site], told: Told, asked: Calla
                 asked("trial", site)
                 assert server.pilot_statistics(site.pilot(trial, server.pilot_question()), site.name).ok
                 told.note("trial", site.name)
-    primaries = server.pilot_primaries()
+    server.pilot_primaries()
     for site in sites:
         if site.name not in server.ledger.piloted("table"):
             asked("hits", site)
-            assert server.pilot_table(site.pilot_table(trial, primaries), site.name).ok
+            assert server.pilot_table(site.pilot_table(trial, server.pilot_primaries(site.name)), site.name).ok
             told.note("hits", site.name)
 
 
@@ -129,7 +129,7 @@ def drive(
     server.close()
     assert files == expected, (files, expected)
     return {
-        "weights": sha256(broadcast.weights.numpy().tobytes()), "members": sorted(broadcast.members),
+        "weights": sha256(broadcast.weights.numpy().tobytes()), "members": sorted(current.members),
         "gamma": broadcast.gamma, "setting": list(choice.setting), "n": choice.n_samples,
         "contributions": len([name for name in files if name.startswith("contribution")]),
     }  # fmt: skip

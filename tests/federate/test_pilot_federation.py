@@ -25,6 +25,7 @@ from apfl.federate.contribution import largest_answer
 from apfl.federate.inprocess import simulate
 from apfl.federate.messages import open_description
 from apfl.federate.pilot import open_primaries, open_question, open_statistics
+from apfl.federate.roll import Enrolled, digest_of
 from apfl.federate.wire import sha256
 from apfl.maths.pilot import CANDIDATES, judge
 from apfl.methods._streams import own_seed
@@ -95,7 +96,8 @@ def test_primaries_are_ridges_of_the_rows_on_maps_that_a_site_draws_by_itself(tm
         # Twelve bits a product: the scores of 175 rows differ by a small part of how far they spread.
         assert float((scores - expected).norm() / (expected - expected.mean()).norm()) < 0.02
         assert told.units[how] == pytest.approx(float(phi.square().sum(1).mean()), rel=1e-3)  # rounded sums
-    assert told.members == {sha256(data) for data in statistics}
+    assert told.members == Enrolled(**digest_of(sha256(data) for data in statistics))
+    assert sha256(statistics[0]) not in told.members  # nobody's proof came along
 
 
 @pytest.mark.parametrize("kind", ["random", "landmarks"])
@@ -161,12 +163,14 @@ def test_restarts_duplicates_and_quorums(tmp_path):
         late = server.pilot_statistics(sites[3].pilot(trial, question), "site-3")
         assert (late.outcome, "too late" in late.reason) == ("refused", True)
         with pytest.raises(InputError, match="without this site's statistics"):
-            sites[3].pilot_table(trial, primaries)
+            sites[3].pilot_table(trial, server.pilot_primaries("site-3"))
+        with pytest.raises(InputError, match="without this site's statistics"):
+            sites[3].pilot_table(trial, server.pilot_primaries("site-0"))  # another's proof
     with Coordinator(tmp_path / "server") as server:
         assert (server.pilot_primaries(), server.piloting) == (primaries, "tables")
         for site in sites[:3]:
-            assert server.pilot_table(site.pilot_table(trial, primaries), site.name).ok
-        table = sites[0].pilot_table(trial, primaries)
+            assert server.pilot_table(site.pilot_table(trial, server.pilot_primaries(site.name)), site.name).ok
+        table = sites[0].pilot_table(trial, server.pilot_primaries("site-0"))
         assert server.pilot_table(table, "site-0").outcome == "duplicate"
         server.outline()
         assert server.piloting == ""
@@ -186,7 +190,7 @@ def test_who_leaves_during_the_pilot_has_no_part_in_it(tmp_path, stage, gone):
         for site in sites:
             server.pilot_statistics(site.pilot(trial, question), site.name)
         if stage == "tables":
-            server.pilot_table(sites[0].pilot_table(trial, server.pilot_primaries()), "site-0")
+            server.pilot_table(sites[0].pilot_table(trial, server.pilot_primaries("site-0")), "site-0")
         assert not getattr(server, gone)("site-1").remains
         assert server.piloting == ""
         assert not list((tmp_path / "server" / "blobs").iterdir())
@@ -348,12 +352,12 @@ def test_tables_of_no_rows_are_refused(tmp_path, change, reason):
         trial, question = begin(server, sites)
         for site in sites:
             server.pilot_statistics(site.pilot(trial, question), site.name)
-        message = Message.of(sites[1].pilot_table(trial, server.pilot_primaries()))
+        message = Message.of(sites[1].pilot_table(trial, server.pilot_primaries("site-1")))
         change(message)
         receipt = server.pilot_table(message.sealed(), "site-1")
         assert receipt.outcome == "refused"
         assert reason in receipt.reason
-        assert not server.ledger.pilots("table")
+        assert not server.ledger.pilot_hashes("table")
 
 
 @settings(max_examples=25, deadline=None)  # each reads a message or refuses it

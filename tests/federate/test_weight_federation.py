@@ -42,7 +42,7 @@ def sites_with_an_odd_one(folder, n: int = 60, k: int = 12) -> list[Site]:
 def test_each_site_takes_the_weight_that_the_method_gives_it(tmp_path, monkeypatch, caplog):
     keep_the_primary(monkeypatch)
     # The odd site's table is unlike the others', so a server would bound it, which the method does not.
-    monkeypatch.setattr("apfl.federate.coordinator.bounded_weights", lambda tables, n_rows: list(tables))
+    monkeypatch.setattr("apfl.federate.choosing._Bounds", lambda ends, n_rows: lambda hits, k: hits)
     sites = sites_with_an_odd_one(tmp_path)
     with caplog.at_level(logging.WARNING):
         made = simulate(sites, Terms("f", method=METHOD, seed=3, class_names=NAMES), tmp_path / "server")
@@ -136,8 +136,9 @@ def test_a_lying_table_does_not_choose_the_weight(tmp_path):
         n_rows, hits = [len(site.train) for site in sites], [table.hits.clone() for table in tables]
 
         def weight(told: list[torch.Tensor]) -> float:
-            named = {str(k): each for k, each in enumerate(told)}
-            return open_choice(seal_choice(server.terms, 1, 1.0, named, sum(n_rows)), server.terms).plan.weight
+            names = [str(k) for k in range(len(told))]
+            sealed = seal_choice(server.terms, 1, 1.0, sum(told, torch.zeros_like(told[0])), names, sum(n_rows))
+            return open_choice(sealed, server.terms).plan.weight
 
         assert weight(hits) == 1
         hits[1][0], hits[1][1] = 0, n_rows[1]  # of 70 of 175 rows: none is right with the primary, all without

@@ -6,7 +6,7 @@ who has answered is asked again. It needs no network: a transport hands it what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,10 +16,11 @@ import numpy as np
 from apfl.errors import InputError
 from apfl.federate import intake, leaving, publishing
 from apfl.federate.blobs import FolderError
+from apfl.federate.choosing import Sent, summed_tables
 from apfl.federate.influence import influence_of_members
 from apfl.federate.intake import Receipt
 from apfl.federate.landmarks import draw, load_landmarks, open_spread, read_landmarks
-from apfl.federate.ledger import Ledger
+from apfl.federate.ledger import Ledger, Row
 from apfl.federate.masked import leaving as masked_leaving
 from apfl.federate.masked.tables import choice_of_sums
 from apfl.federate.messages import open_description, open_table, seal_choice
@@ -30,11 +31,11 @@ from apfl.federate.private import account
 from apfl.federate.private.publishing import check_room, room_for
 from apfl.federate.public import keep_public, named, public_spread
 from apfl.federate.publishing import Publication
+from apfl.federate.roll import Roll, attached
 from apfl.federate.status import status
 from apfl.federate.terms import Description, Terms, settle
 from apfl.federate.usable import usable
 from apfl.federate.wire import sha256
-from apfl.maths.hits import bounded, bounded_weights
 
 __all__ = ["Coordinator", "Publication", "Receipt"]
 
@@ -50,6 +51,7 @@ class Coordinator:
 
     def __init__(self, folder: str | Path, terms: Terms | None = None, *, wait: float = 0.0) -> None:
         self.ledger = Ledger(folder, wait=wait)
+        self._roll: tuple[tuple[int, str], Roll] | None = None  # of the publication with this number and hash
         try:
             self.draft = self._draft(terms)
             self._outline = self._agreed("outline")
@@ -125,9 +127,12 @@ class Coordinator:
             "pilot statistics", data, sender, lambda: self._piloting.take_statistics(data, sender)
         )
 
-    def pilot_primaries(self) -> bytes:
-        """The primary under every normalisation, from the statistics at hand, once; afterwards the same."""
-        return self._piloting.primaries()
+    def pilot_primaries(self, client: str | None = None) -> bytes:
+        """The primary under every normalisation, from the statistics at hand, once; afterwards the same.
+
+        For a ``client``: with the proof that its statistics are behind them.
+        """
+        return self._piloting.primaries() if client is None else self._piloting.primaries_for(client)
 
     def pilot_table(self, data: bytes, sender: str | None = None) -> Receipt:
         """Take a client's left-out hits under every normalisation."""
@@ -386,14 +391,24 @@ class Coordinator:
         return None if row is None else publishing.load(self.ledger, row)
 
     def deliver(self, client: str) -> bytes:
-        """The current publication, and a note that this client now holds it."""
+        """The current publication with the proof that this client is in it, and a note that it now holds it."""
         row = self.ledger.current()
         if row is None:
             raise InputError("nothing is published yet")
-        data = publishing.read(self.ledger, row)
+        data, digest = (
+            publishing.read(self.ledger, row),
+            self.ledger.member(row["number"], check_name("client", client)),
+        )
         with self.ledger.transaction():
-            self.ledger.write_holder(check_name("client", client), row["number"])
-        return data
+            self.ledger.write_holder(client, row["number"])
+        return data if digest is None else attached(data, self._roll_of(row).proof(digest))
+
+    def _roll_of(self, publication: Row) -> Roll:
+        """The members of a publication, whose tree is made once."""
+        key = publication["number"], publication["sha256"]
+        if self._roll is None or self._roll[0] != key:
+            self._roll = key, Roll(self.ledger.members(publication["number"]).values())
+        return self._roll[1]
 
     def confirm(self, client: str, number: int) -> None:
         """A client has refitted to this publication, and no longer holds an earlier one."""
@@ -415,15 +430,16 @@ class Coordinator:
             raise InputError("nothing is published yet, so there is nothing to choose settings for")
         if self.terms.masked:
             return choice_of_sums(self.ledger, self.terms, current)
-        rows = list(self.ledger.tables(current["number"]))
-        if self.terms.wants_tables and not rows:
+        number, terms = current["number"], self.terms
+
+        def tables() -> Iterator[Sent]:
+            for row in self.ledger.tables(number):
+                yield row["sha256"], open_table(row["data"], terms).hits, row["n"]
+
+        summed = summed_tables(tables, len(terms.choice.weights))
+        if terms.wants_tables and not summed.hashes:
             raise InputError("no client has sent a table of left-out hits yet")
-        tables = [open_table(row["data"], self.terms) for row in rows]
-        n_rows = [row["n"] for row in rows]
-        bound = bounded if len(self.terms.choice.weights) == 1 else bounded_weights
-        counted = bound([table.hits for table in tables], n_rows)
-        hits = {table.sha256: each for table, each in zip(tables, counted, strict=True)}
-        return seal_choice(self.terms, current["number"], current["unit"], hits, sum(n_rows))
+        return seal_choice(terms, number, current["unit"], summed.hits, summed.hashes, summed.n_rows)
 
     def metrics(self, data: bytes, sender: str | None = None) -> Receipt:
         """Take what a client chose to report about its model."""

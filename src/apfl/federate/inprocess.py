@@ -8,6 +8,7 @@ from pathlib import Path
 
 from apfl.errors import InputError
 from apfl.federate.coordinator import Coordinator
+from apfl.federate.roll import detached
 from apfl.federate.site import Site
 from apfl.federate.terms import Terms
 
@@ -54,6 +55,7 @@ class _Traffic:
 
 def payload_bytes(data: bytes) -> int:
     """Bytes of a message's tensors: all that follows its header, whose length the first eight bytes give."""
+    _, data = detached(data)
     return len(data) - 8 - int.from_bytes(data[:8], "little")
 
 
@@ -78,15 +80,15 @@ def simulate(sites: Sequence[Site], terms: Terms, folder: str | Path) -> Simulat
             sent = up.message(site.statistics(down.terms(agreement)))
             _taken(server.accept(sent, site.name))
         server.publish()
-        published = b""
-        for site in sites:  # the same for all, and in memory once
-            published = down.message(server.deliver(site.name))
         if server.terms.wants_tables:
             for site in sites:
-                sent = up.message(site.table(agreement, published))
+                sent = up.message(site.table(agreement, server.deliver(site.name)))
                 _taken(server.table(sent, site.name))
         choice = server.choose()
-        models = [site.refine(agreement, published, down.message(choice)) for site in sites]
+        models = []
+        for site in sites:  # a site that was sent the publication for its table keeps it; here it is read again
+            published = down.message(server.deliver(site.name))
+            models.append(site.refine(agreement, published, down.message(choice)))
         for site in sites:
             server.confirm(site.name, 1)
     return Simulated(models, up.n_bytes, down.n_bytes, up.payload, down.payload)
@@ -108,9 +110,9 @@ def _pilot(server: Coordinator, sites: Sequence[Site], up: _Traffic, down: _Traf
     for site in sites:
         sent = up.message(site.pilot(down.outline(trial), down.message(server.pilot_question())))
         _taken(server.pilot_statistics(sent, site.name))
-    primaries = server.pilot_primaries()
+    server.pilot_primaries()
     for site in sites:
-        sent = up.message(site.pilot_table(trial, down.message(primaries)))
+        sent = up.message(site.pilot_table(trial, down.message(server.pilot_primaries(site.name))))
         _taken(server.pilot_table(sent, site.name))
 
 

@@ -385,9 +385,17 @@ class Ledger:
 
     # ------------------------------------------------------------------------------------------------ the pilot
 
-    def pilots(self, part: Part) -> list[Row]:
-        """What clients sent in the pilot, in the order of their names."""
-        return self._rows("SELECT * FROM pilots WHERE part = ? ORDER BY client", part)
+    def pilots(self, part: Part) -> Iterator[Row]:
+        """What clients sent in the pilot, in the order of their names, one at a time."""
+        return self._each("SELECT * FROM pilots WHERE part = ? ORDER BY client", part)
+
+    def pilot_of(self, client: str, part: Part) -> Row | None:
+        """What is known of what a client sent in the pilot, without it."""
+        return self._row("SELECT client, sha256, n, bytes FROM pilots WHERE client = ? AND part = ?", client, part)
+
+    def pilot_hashes(self, part: Part) -> list[str]:
+        """The hashes of what clients sent in the pilot."""
+        return [row["sha256"] for row in self._rows("SELECT sha256 FROM pilots WHERE part = ? ORDER BY client", part)]
 
     def piloted(self, part: Part) -> frozenset[str]:
         """The clients that have sent it."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from apfl.errors import InputError
 from apfl.federate.names import check_name
 from apfl.federate.private.account import Budget, check_told
+from apfl.federate.roll import Members, detached, digest_of, members_told
 from apfl.federate.terms import MOST_CLASSES, Description, Terms, check_class_names
 from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
 from apfl.maths.normalise import Moments, needs_moments
@@ -142,7 +143,7 @@ class Broadcast:
     n_samples: int
     class_counts: Tensor  # (c,), float64
     leverage: Tensor | None  # its sketch (d, m)
-    members: frozenset[str]  # content hashes of the contributions in it
+    members: Members  # whether a contribution is in it, by its content hash
     account: Mapping[str, Any] | None = None  # under epsilon: what was released so far
 
 
@@ -156,7 +157,7 @@ def seal_publication(
         tensors |= _columns("leverage", leverage, terms)
     header = {
         "federation": terms.federation, "terms": terms.digest, "number": number, "gamma": gamma, "unit": unit,
-        "members": sorted(members),
+        "members": digest_of(members),
     }  # fmt: skip
     if account is not None:
         header["account"] = dict(account)
@@ -164,7 +165,8 @@ def seal_publication(
 
 
 def open_publication(data: bytes, terms: Terms) -> Broadcast:
-    """A publication under these terms."""
+    """A publication under these terms, with or without a member's proof in front."""
+    proof, data = detached(data)
 
     def expected(header: dict[str, Any]) -> Expected:
         check_address(header, terms)
@@ -177,14 +179,12 @@ def open_publication(data: bytes, terms: Terms) -> Broadcast:
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(f"a publication whose {name} contains NaN or infinity; get it again from the server")
-    members = header.get("members")
-    if not isinstance(members, list) or not all(isinstance(each, str) for each in members):
-        raise InputError("a publication must list the hashes of its members")
+    members = members_told(header.get("members"), proof, "a publication")
     leverage = _published("leverage", tensors) if terms.wants_leverage else None
     counts = tensors["class_counts"]
     return Broadcast(
         count(header, "number"), _published("weights", tensors), positive(header, "gamma"),
-        positive(header, "unit"), int(counts.sum()), counts, leverage, frozenset(members),
+        positive(header, "unit"), int(counts.sum()), counts, leverage, members,
         check_told(header.get("account"), Budget.of(terms)) if terms.private else None,
     )  # fmt: skip
 
@@ -242,7 +242,7 @@ class Choice:
     number: int  # of the publication
     plan: Plan  # beta, balance and tau for each weight on the primary, and the weight
     n_samples: int  # rows behind it
-    counted: frozenset[str]  # hashes of the tables in the sum
+    counted: Members  # the tables in the sum: how many, and the digest of their hashes
 
     @property
     def setting(self) -> Setting:
@@ -250,15 +250,14 @@ class Choice:
         return self.plan.setting
 
 
-def seal_choice(terms: Terms, number: int, unit: float, tables: Mapping[str, Tensor], n_samples: int) -> bytes:
-    """One setting for everyone from the summed tables, for each weight on the primary; and one weight."""
-    summed = torch.zeros(terms.table_shape, dtype=torch.int64)
-    for hits in tables.values():
-        summed += hits
+def seal_choice(
+    terms: Terms, number: int, unit: float, summed: Tensor, tables: Sequence[str], n_samples: int
+) -> bytes:  # fmt: skip
+    """One setting for everyone from the summed tables, known by their hashes, for each weight; and one weight."""
     plan = plan_of(terms.by_weight(summed), terms.grid(unit), n_samples) if tables else terms.fixed_plan(unit)
     header = {
         "federation": terms.federation, "terms": terms.digest, "number": number, "setting": list(plan.setting),
-        "n": n_samples, "counted": sorted(tables),
+        "n": n_samples, "counted": digest_of(tables),
     }  # fmt: skip
     if len(plan.settings) > 1:
         header |= {"weight": plan.weight, "settings": [[w, *setting] for w, setting in plan.settings.items()]}
@@ -273,12 +272,9 @@ def open_choice(data: bytes, terms: Terms) -> Choice:
         return {}
 
     header, _ = unseal("choice", data, expected)
-    counted = header.get("counted")
-    if not isinstance(counted, list):
-        raise InputError("a choice must list the tables behind it")
     return Choice(
         count(header, "number"), _told_plan(header, terms.choice.weights), count(header, "n"),
-        frozenset(str(each) for each in counted),
+        members_told(header.get("counted"), None, "a choice"),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from apfl.federate.landmarks import VECTOR, packed, packing
 from apfl.federate.messages import address, check_address, positive
 from apfl.federate.names import check_name
 from apfl.federate.plausible import check_integers
+from apfl.federate.roll import Members, detached, digest_of, members_told
 from apfl.federate.terms import Terms
 from apfl.federate.wire import Expected, count, seal, sha256, text, unseal
 from apfl.maths.bits import Layout
@@ -295,7 +296,7 @@ class Primaries:
     shared: Mapping[str, Shared]
     units: Mapping[str, float]  # mean squared length of a row of phi
     gammas: Mapping[str, float]
-    members: frozenset[str]  # hashes of the statistics behind them
+    members: Members  # whether statistics are behind them, by their hash
     sha256: str
 
     def table(self, question: Question, rows: Shard) -> Tensor:
@@ -309,8 +310,13 @@ class Primaries:
         return torch.stack(tables)
 
 
-def seal_primaries(question: Question, sums: Mapping[str, np.ndarray], members: Sequence[str]) -> bytes:
-    """The primary of every candidate, from the sums of its members' integers."""
+def seal_primaries(
+    question: Question, sums: Mapping[str, np.ndarray], members: Sequence[str], *, listed: bool = False
+) -> bytes:
+    """The primary of every candidate, from the sums of its members' integers.
+
+    Members are ``listed`` under masks: there everyone must be told the same bytes, and sums are over few.
+    """
     terms, tensors, units, gammas = question.terms, {}, {}, {}
     for how, summed in sums.items():
         stats = replace(question.encoding(how).decode(torch.from_numpy(summed)), echo=None)
@@ -323,13 +329,14 @@ def seal_primaries(question: Question, sums: Mapping[str, np.ndarray], members: 
         tensors["class_counts"] = stats.class_counts
     header = {
         "federation": terms.federation, "terms": terms.digest, "pilot": question.sha256, "units": units,
-        "gammas": gammas, "members": sorted(members),
+        "gammas": gammas, "members": sorted(members) if listed else digest_of(members),
     }  # fmt: skip
     return seal(PRIMARIES, header, tensors)
 
 
 def open_primaries(data: bytes, question: Question) -> Primaries:
-    """The primaries of this pilot."""
+    """The primaries of this pilot, with or without a member's proof in front."""
+    proof, data = detached(data)
     terms = question.terms
 
     def expected(header: dict[str, Any]) -> Expected:
@@ -345,16 +352,17 @@ def open_primaries(data: bytes, question: Question) -> Primaries:
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(f"a pilot whose {name} contains NaN or infinity; get it again from the server")
-    members, units, gammas = (header.get(name) for name in ("members", "units", "gammas"))
-    if not isinstance(members, list) or not isinstance(units, dict) or not isinstance(gammas, dict):
-        raise InputError("a pilot's primaries must list their members, units and ridges")
+    members = members_told(header.get("members"), proof, "a pilot")
+    units, gammas = header.get("units"), header.get("gammas")
+    if not isinstance(units, dict) or not isinstance(gammas, dict):
+        raise InputError("a pilot's primaries must list their units and ridges")
     shared = {
         how: Shared(_columns(f"{how}_weights", tensors), tensors["class_counts"], _columns(f"{how}_leverage", tensors))
         for how in question.tried
     }
     return Primaries(
         shared, {how: positive(units, how) for how in question.tried},
-        {how: positive(gammas, how) for how in question.tried}, frozenset(map(str, members)), sha256(data),
+        {how: positive(gammas, how) for how in question.tried}, members, sha256(data),
     )  # fmt: skip
 
 

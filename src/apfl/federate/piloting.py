@@ -7,7 +7,7 @@ normalisation is chosen, what sites sent for it is deleted; what it weighed, and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -17,8 +17,9 @@ import numpy as np
 from torch import Tensor
 
 from apfl.errors import InputError
+from apfl.federate.choosing import Sent, summed_tables
 from apfl.federate.intake import Receipt, same_client
-from apfl.federate.ledger import Ledger, Part, Row
+from apfl.federate.ledger import Ledger, Part
 from apfl.federate.pilot import (
     Primaries,
     Question,
@@ -29,9 +30,10 @@ from apfl.federate.pilot import (
     seal_primaries,
     seal_question,
 )
+from apfl.federate.roll import Roll, attached
 from apfl.federate.terms import Description, Terms, trial
 from apfl.federate.wire import sha256
-from apfl.maths.pilot import judge
+from apfl.maths.pilot import judge_sum
 
 __all__ = ["Choice", "Piloting", "Stage"]
 
@@ -62,6 +64,7 @@ class Piloting:
     def __init__(self, ledger: Ledger, draft: Terms, terms: Terms | None) -> None:
         self.ledger, self.draft, self.terms = ledger, draft, terms  # `terms` are those of the trial
         self._question: Question | None = None
+        self._roll: tuple[str | None, Roll] | None = None  # of the primaries with this hash
 
     @property
     def stage(self) -> Stage:
@@ -109,19 +112,29 @@ class Piloting:
             self._publish()
         return self.ledger.read_pilot("primaries")
 
+    def primaries_for(self, client: str) -> bytes:
+        """The same with the proof that this client's statistics are behind them, if they are."""
+        data = self.primaries()
+        behind = self.ledger.pilot_of(client, "statistics")
+        if behind is None:
+            return data
+        if self._roll is None or self._roll[0] != self.ledger.get("pilot_primaries"):
+            self._roll = self.ledger.get("pilot_primaries"), Roll(self.ledger.pilot_hashes("statistics"))
+        return attached(data, self._roll[1].proof(behind["sha256"]))
+
     def _publish(self) -> None:
-        rows = self.ledger.pilots("statistics")
-        self._check_quorum(len(rows), "statistics")
+        hashes = self.ledger.pilot_hashes("statistics")
+        self._check_quorum(len(hashes), "statistics")
         question = self.question
         sums = {how: np.zeros(question.encoding(how).layout.size, np.int64) for how in question.tried}
-        for row in rows:
+        for row in self.ledger.pilots("statistics"):  # one at a time
             for how, integers in open_statistics(row["data"], question).integers.items():
                 sums[how] += integers
-        self.publish(sums, [row["sha256"] for row in rows])
+        self.publish(sums, hashes)
 
     def publish(self, sums: Mapping[str, np.ndarray], members: Sequence[str]) -> None:
         """The primaries of these sums, whose members are known by these hashes."""
-        data = seal_primaries(self.question, sums, members)
+        data = seal_primaries(self.question, sums, members, listed=self.draft.masked)
         self.ledger.put_pilot("primaries", data, lambda: self.ledger.event("tried", clients=len(members)))
 
     def _check_quorum(self, n: int, what: str) -> None:
@@ -155,15 +168,15 @@ class Piloting:
         client = same_client(sent.client, sender)
         if known := self._known(client, "table", digest, data):
             return known
-        behind, primaries = self._row(client, "statistics"), self._primaries()
-        if behind is None or behind["sha256"] not in primaries.members or sent.primaries != primaries.sha256:
+        behind = self.ledger.pilot_of(client, "statistics")  # none are taken once primaries are there
+        if behind is None or sent.primaries != self.ledger.get("pilot_primaries"):
             raise InputError(f"{client} is not behind these primaries of the pilot; only members' tables count")
         if int(sent.hits.min()) < 0 or int(sent.hits.max()) > behind["n"]:
             raise InputError(f"a table with entries outside 0 to {behind['n']}, the client's rows in the pilot")
         return self._taken(client, "table", digest, behind["n"], data)
 
     def _known(self, client: str, part: Part, digest: str, data: bytes) -> Receipt | None:
-        before = self._row(client, part)
+        before = self.ledger.pilot_of(client, part)
         if before is None:
             return None
         if before["sha256"] == digest:
@@ -176,9 +189,6 @@ class Piloting:
             self.ledger.event(f"pilot {part}", client, n=n, bytes=len(data))
         return Receipt("accepted", client, "", digest, len(data))
 
-    def _row(self, client: str, part: Part) -> Row | None:
-        return next((row for row in self.ledger.pilots(part) if row["client"] == client), None)
-
     def _primaries(self) -> Primaries:
         return open_primaries(self.ledger.read_pilot("primaries"), self.question)
 
@@ -186,14 +196,19 @@ class Piloting:
 
     def choose(self) -> Choice:
         """The normalisation that the tables at hand choose, and the account of it."""
-        rows = self.ledger.pilots("table")
-        self._check_quorum(len(rows), "tables")
-        tables = [open_table(row["data"], self.question).hits for row in rows]
-        return self.judged(tables, [row["n"] for row in rows])
+        self._check_quorum(len(self.ledger.pilot_hashes("table")), "tables")
+        question = self.question
 
-    def judged(self, tables: Sequence[Tensor], n_rows: Sequence[int]) -> Choice:
-        """What these tables choose, each of so many rows."""
+        def tables() -> Iterator[Sent]:
+            for row in self.ledger.pilots("table"):
+                yield row["sha256"], open_table(row["data"], question).hits, row["n"]
+
+        summed = summed_tables(tables, 1)
+        return self.judged(summed.hits, summed.n_rows)
+
+    def judged(self, hits: Tensor, n_rows: int) -> Choice:
+        """What the summed tables choose, of so many rows."""
         question, gammas = self.question, self._primaries().gammas
-        judged = judge(question.tried, tables, n_rows, question.usual)
+        judged = judge_sum(question.tried, hits, n_rows, question.usual)
         widths = {how: each.feature_map.width for how, each in question.candidates.items()}
         return Choice(judged.normalise, judged.account(widths, gammas))

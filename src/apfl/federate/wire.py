@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # commands that only look at a ledger need no torch, which ta
 __all__ = ["Expected", "count", "seal", "sha256", "text", "unseal"]
 
 VERSION = 1
-LARGEST_HEADER = 16 * 2**20  # a publication lists the hashes of its members
+LARGEST_HEADER = 16 * 2**20  # one of an earlier version lists the hashes of its members
 SIZES = {"F64": 8, "F32": 4, "I64": 8, "I16": 2, "I8": 1, "U8": 1}
 
 # Tensor name -> allowed dtypes, shape; made from the message's header.

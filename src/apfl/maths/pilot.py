@@ -54,6 +54,7 @@ __all__ = [
     "drawn_landmarks",
     "fits",
     "judge",
+    "judge_sum",
     "n_points",
     "pilot_bytes",
     "pilot_points",
@@ -224,9 +225,13 @@ def judge(tried: Sequence[str], tables: Sequence[Tensor], n_rows: Sequence[int],
     >>> judge(["root", "row"], [torch.tensor([[[[90]]], [[[80]]]])] * 3, [100] * 3, "row").normalise
     'root'
     """
-    summed = torch.stack(bounded(tables, n_rows)).sum(0)
+    return judge_sum(tried, torch.stack(bounded(tables, n_rows)).sum(0), sum(n_rows), usual)
+
+
+def judge_sum(tried: Sequence[str], summed: Tensor, n_rows: int, usual: str) -> Judged:
+    """The candidate that the sum of the bounded tables chooses, with so many rows behind it."""
     hits = {how: best_of(table)[1] for how, table in zip(tried, summed, strict=True)}
-    return Judged(prefer(hits, sum(n_rows), usual), usual, sum(n_rows), hits)
+    return Judged(prefer(hits, n_rows, usual), usual, n_rows, hits)
 
 
 # ---------------------------------------------------------------------------------------------------- what it weighs

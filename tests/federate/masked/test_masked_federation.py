@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from apfl.errors import InputError
-from apfl.federate import Coordinator, Site, Terms, coordinator, status_of
+from apfl.federate import Coordinator, Site, Terms, status_of
 from apfl.federate.contribution import decode
 from apfl.federate.inprocess import simulate
 from apfl.federate.landmarks import Landmarks, draw, open_spread, seal_landmarks
@@ -25,7 +25,7 @@ from apfl.federate.masked.inprocess import MaskedFederation
 from apfl.federate.masked.purposes import Purpose
 from apfl.federate.masked.site import MaskedSite
 from apfl.federate.masked.tables import summed
-from apfl.federate.messages import open_choice
+from apfl.federate.messages import open_choice, open_publication
 from apfl.federate.secure import PHASES, Member
 from apfl.federate.secure.digits import Digits
 from apfl.federate.secure.masks import pack, words
@@ -60,7 +60,7 @@ def vectors(site: Site, terms: Terms) -> np.ndarray:
 )
 def test_everything_equals_the_plain_federation_bit_for_bit(tmp_path, monkeypatch, method):
     """Tables that the plain server does not bound: under masks it sees none to bound."""
-    monkeypatch.setattr(coordinator, "bounded", lambda tables, n_rows: list(tables))
+    monkeypatch.setattr("apfl.federate.choosing._Bounds", lambda ends, n_rows: lambda hits, k: hits)
     terms = masked_terms(method)
     for way, agreed in (("masked", terms), ("plain", replace(terms, masked=False))):
         simulate(masked_sites(tmp_path / way), agreed, tmp_path / way / "server")
@@ -213,13 +213,13 @@ def check_dropouts(drop: dict[tuple[str, str], str]) -> None:
             assert draw(outline, spreads)[1] == server.landmarks()
             counted = federation.cohort.counts
             assert sum(counted.rows) == sum(len(sites[name].train) for name in inside("count"))
-            publication = server.current()
-            left_out = [sites[name].left_out(settled, 1, publication.data) for name in inside("table")]
+            told = {name: open_publication(server.deliver(name), settled) for name in sites}
+            left_out = [sites[name].left_out(settled, 1, server.deliver(name)) for name in inside("table")]
             (table,) = summed(server.ledger, "table", 1).values()
             assert table == [*sum(hits for hits, _ in left_out).reshape(-1).tolist(), sum(n for _, n in left_out)]
         for path, name in zip(models, sites, strict=True):
             assert read(path).settings["publication"] == 1
-            member = sites[name]._is_member(settled, seen(publication, settled))
+            member = sites[name]._is_member(settled, told[name])
             assert member == (name in inside("statistics"))
 
 

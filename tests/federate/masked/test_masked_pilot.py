@@ -18,7 +18,7 @@ from scipy.stats import chisquare
 
 from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.federate import Coordinator, coordinator, pilot, status_of
+from apfl.federate import Coordinator, pilot, status_of
 from apfl.federate.inprocess import simulate
 from apfl.federate.masked.counts import Counts, counts_layout, outline_of
 from apfl.federate.masked.inprocess import MaskedFederation
@@ -27,7 +27,6 @@ from apfl.federate.masked.purposes import Purpose
 from apfl.federate.messages import open_choice
 from apfl.federate.secure import PHASES
 from apfl.federate.secure.digits import CHANCE, Digits
-from apfl.maths import pilot as maths_pilot
 from apfl.maths.bits import Layout, Part
 from apfl.maths.moments_encoding import BUCKETS
 from apfl.maths.pilot import describe
@@ -105,8 +104,7 @@ def test_ranges_are_told_before_moments_only():
 @pytest.mark.parametrize("how", ["auto", pytest.param("centred", marks=pytest.mark.slow)])
 def test_the_choice_the_landmarks_and_the_sum_are_the_plain_ones(tmp_path, monkeypatch, how):
     """With tables that the plain server does not bound, and maps as narrow as masks admit them."""
-    for module in (coordinator, maths_pilot):
-        monkeypatch.setattr(module, "bounded", lambda tables, n_rows: list(tables))
+    monkeypatch.setattr("apfl.federate.choosing._Bounds", lambda ends, n_rows: lambda hits, k: hits)
     narrow = pilot._widest
     monkeypatch.setattr(pilot, "_widest", lambda terms, n_all: narrow(replace(terms, masked=True, max_share=1), n_all))
     terms, found = pilot_terms(replace(AUTO, normalise=how)), []

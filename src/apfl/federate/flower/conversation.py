@@ -138,7 +138,7 @@ class Conversation:
         if phase == "pilot":
             return {"pilot": self.coordinator.pilot_question()}
         if phase == "pilot_table":
-            return {"primaries": self.coordinator.pilot_primaries()}
+            return {"primaries": self.coordinator.pilot_primaries(client)}
         if phase == "rejoin":
             return {"digest": (self.coordinator.contribution_of(client) or "").encode()}
         return {"choice": self._choice(answers.current or 0)} if phase == "refine" else {}

@@ -222,7 +222,7 @@ class Cohort:
         hits, n_rows = torch.from_numpy(vector[:-1]).reshape(question.shape), int(vector[-1])
         if n_rows < 1 or int(hits.max()) > n_rows:
             raise InputError(f"left-out hits of up to {int(hits.max())} of {n_rows} rows: one of the sites sent others")
-        choice = coordinator.pilot.judged([hits], [n_rows])
+        choice = coordinator.pilot.judged(hits, n_rows)
         outline = outline_of(coordinator.draft, counts, question.shared.normalisers[choice.normalise])
         coordinator.outline_from(replace(outline, pilot=choice.hits), choice)
 

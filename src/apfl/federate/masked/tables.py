@@ -47,6 +47,13 @@ def choice_of_sums(ledger: Ledger, terms: Terms, current: Row) -> bytes:
     tables = summed(ledger, "table", current["number"])
     if terms.wants_tables and not tables:
         raise InputError("there is no sum of tables of left-out hits yet")
-    hits = {roster: torch.tensor(vector[:-1]).reshape(terms.table_shape) for roster, vector in tables.items()}
+    hits = sum((torch.tensor(vector[:-1]) for vector in tables.values()), torch.zeros((), dtype=torch.int64))
     n_rows = sum(vector[-1] for vector in tables.values())
-    return seal_choice(terms, current["number"], current["unit"], hits, n_rows)
+    return seal_choice(
+        terms,
+        current["number"],
+        current["unit"],
+        hits.reshape(terms.table_shape) if tables else hits,
+        list(tables),
+        n_rows,
+    )
