@@ -18,7 +18,7 @@ from apfl.data.load import load_data
 from apfl.data.protocol import Protocol, deal, federate
 from apfl.errors import InputError
 from apfl.federate.site import Site
-from apfl.maths.encoding import Encoding, settle, summarise
+from apfl.maths.encoding import Encoding, Summary, settle, summarise
 
 
 def invoke(*words: str):
@@ -144,3 +144,28 @@ def test_the_estimator_takes_a_frame_of_any_columns() -> None:
     )
     both.fit(rows[:300], labels[:300])
     assert both.score(rows[300:], labels[300:]) > 0.8
+
+
+def test_a_description_leaves_test_rows_out(tmp_path: Path) -> None:
+    table = tmp_path / "site.csv"
+    lines = [f"{i},{'A' if i % 2 else 'B'},{int(i >= 20)},{i % 2}" for i in range(30)]
+    table.write_text("\n".join(["age,blood,held,label", *lines]))
+    target = tmp_path / "site.json"
+    invoke("encoding", "describe", str(table), "--test-column", "held", "--out", str(target))
+    described = Summary.from_json(target.read_text())
+    assert described.n_rows == 20
+    assert set(described.columns) == {"age", "blood"}
+    assert described.columns["age"].total == sum(range(20))
+    assert described.columns["blood"].rows == {"A": 10, "B": 10}
+    with pytest.raises(InputError, match="hold"):
+        invoke("encoding", "describe", str(table), "--test-column", "hold", "--out", str(target))
+
+
+def test_one_site_alone_settles_no_encoding(tmp_path: Path) -> None:
+    one, agreed = tmp_path / "one.json", tmp_path / "agreed.json"
+    one.write_text(summarise({"blood": ["A"] * 12 + ["B"] * 12}).to_json())
+    with pytest.raises(InputError, match="--min-clients 1"):
+        invoke("encoding", "settle", str(one), "--out", str(agreed))
+    assert not agreed.exists()
+    invoke("encoding", "settle", str(one), "--min-clients", "1", "--out", str(agreed))
+    assert Encoding.from_json(agreed.read_text()).columns[0].categories == ("A", "B")

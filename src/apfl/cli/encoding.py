@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,6 +31,9 @@ def describe(
     min_rows: Annotated[
         int, typer.Option(help="Do not name categories of fewer rows at this site; they are only counted.", min=1)
     ] = WITHHELD,
+    test_column: Annotated[
+        str | None, typer.Option(help="Column that is true where a row is for testing; these rows are left out.")
+    ] = None,
 ) -> None:
     """Describe the columns of a site's table by sums: counts, sums, sums of squares, and the names of categories."""
     from apfl.data.columns import choose_features
@@ -40,6 +43,9 @@ def describe(
     if not data.is_file():
         raise InputError(f"there is no {data}; give the table of a site")
     table = read_table(data)
+    if test_column is not None:
+        table = table.take(_training_rows(str(data), table, test_column))
+        drop = ",".join(filter(None, (drop, test_column)))
     chosen = choose_features(data, table, label_column, features=features, drop=drop, encode="auto")
     named = [name.strip() for name in categories.split(",") if name.strip()]
     columns = {name: table.column(name).to_pylist() for name in chosen.numbers}
@@ -51,6 +57,25 @@ def describe(
         f"names of categories with their counts; those of fewer than {min_rows} rows are not named", soft_wrap=True,
         highlight=False,
     )  # fmt: skip
+
+
+def _training_rows(name: str, table: Any, test_column: str) -> Any:
+    """The places of rows that are not for testing, as `apfl run --test-column` tells them apart."""
+    import numpy as np
+    import torch
+
+    from apfl.data.federation import Dataset
+    from apfl.data.protocol import Protocol, halving
+    from apfl.errors import unknown
+
+    if test_column not in table.column_names:
+        raise unknown(f"column in {name}", test_column, table.column_names)
+    n, flags = table.num_rows, np.array(table.column(test_column).to_pylist())
+    dataset = Dataset(name, torch.zeros(n, 1), torch.zeros(n, dtype=torch.long), ("all",), {test_column: flags})
+    train, _ = halving(dataset, Protocol(test_column=test_column))(np.arange(n), np.random.default_rng(0))
+    if not len(train):
+        raise InputError(f"every row of {name} is for testing by column '{test_column}'; describe training rows")
+    return train
 
 
 def settle(
@@ -69,6 +94,13 @@ def settle(
             sums.append(Summary.from_json(path.read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError, InputError) as error:
             raise InputError(f"{path} is no description of columns ({error})") from error
+    n_clients = sum(each.n_clients for each in sums)
+    if n_clients < min_clients:
+        raise InputError(
+            f"descriptions of {n_clients} sites given, and a category is published if {min_clients} have it: with "
+            "fewer sites nothing could be withheld. Give the descriptions of more sites, or --min-clients 1 if the "
+            "names of one site's own categories may be known"
+        )
     made = settled_from(reduce(add, sums), min_rows=min_rows, min_clients=min_clients)
     _write(made.to_json(), target)
     out.print(f"{len(made.feature_names)} features: {listed(made.feature_names, 60)}", soft_wrap=True, highlight=False)
