@@ -17,6 +17,7 @@ from apfl.maths.integers import (
     ROOM,
     Encoding,
     Rounding,
+    _Known,
     bits_for,
     round_statistics,
     spectral_bound,
@@ -103,7 +104,7 @@ def test_several_clients_at_once_have_the_integers_of_each(width, bits):
     # As a GPU finds the entries below the diagonal: all of them by their places.
     where, index = encoding._index(CPU)
     matrix = torch.randn(width, width)
-    by_pieces = torch.cat([values.flatten() for _, values in encoding._below(matrix)])
+    by_pieces = torch.cat([values.flatten() for _, values in encoding._below(_Known(matrix))])
     assert torch.equal(matrix.flatten()[index], by_pieces)
     assert where == slice(0, len(by_pieces))
 

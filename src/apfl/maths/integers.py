@@ -22,7 +22,7 @@ norm is at most `spectral_bound` but for a probability of `FAILS`, and A G = B b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -33,7 +33,7 @@ from apfl.errors import not_finite
 from apfl.maths.bits import Layout, Part, Squeezed, squeeze
 from apfl.maths.dither import Dither, Uniform
 from apfl.maths.leaveout import ECHO
-from apfl.maths.ridge import Statistics, squared
+from apfl.maths.ridge import Statistics
 from apfl.maths.turning import Turning
 
 __all__ = [
@@ -152,20 +152,27 @@ class Encoding:
         With |t_i| <= sqrt(limit / n) sqrt(D_i) no entry of T'T passes the limit. That is twice the root of the
         expected mean square or more; if all sums fit as they are, nothing saturates.
         """
+        vector, saturated = self._encode_rows(phi, targets, draw, repeats)
+        return vector.long(), saturated
+
+    def _encode_rows(self, phi: Tensor, targets: Tensor, draw: Uniform, repeats: Repeats) -> tuple[Tensor, int]:
         turned = phi if self.basis is None else self.basis.turn(phi)
         vector, outside = self._encode(self._sums(turned, targets), [repeats], draw)
         if not int(outside):
-            return vector.long(), 0
+            return vector, 0
         most = (math.sqrt(self.rounding.limit / len(turned)) * self._scale).to(turned)
         within = turned.clamp(-most, most)
         length = torch.linalg.vector_norm(self.back(within.T), dim=0).clamp_min(1)[:, None]
         vector, _ = self._encode(self._sums(within / length, targets), [repeats], draw)
-        return vector.long(), int((within != turned).sum())
+        return vector, int((within != turned).sum())
 
     def encode_each(
         self, phis: Sequence[Tensor], targets: Sequence[Tensor], draws: Sequence[Dither], repeats: Sequence[Repeats]
     ) -> tuple[Tensor, list[int]]:
-        """`encode_rows` of several clients at once, (b, size): rows of zeros fill them up, which change no sum."""
+        """`encode_rows` of several clients at once, (b, size): rows of zeros fill them up, which change no sum.
+
+        int32 if that is enough.
+        """
         sizes = [len(phi) for phi in phis]
         if len(phis) > 1 and max(sizes) <= _ROWS:
             phi, target = (torch.nn.utils.rnn.pad_sequence(list(each), batch_first=True) for each in (phis, targets))
@@ -174,16 +181,17 @@ class Encoding:
             outside = found.tolist()
             if not any(outside):
                 return vectors, outside
-        own = [*map(self.encode_rows, phis, targets, draws, repeats)]
-        return torch.stack([vector for vector, _ in own]), [saturated for _, saturated in own]
+        own = [*map(self._encode_rows, phis, targets, draws, repeats)]
+        made = [vector for vector, _ in own]
+        return made[0][None] if len(own) == 1 else torch.stack(made), [saturated for _, saturated in own]
 
     def encode(self, stats: Statistics, draw: Uniform) -> tuple[Tensor, int]:
         """The vector (int64) of sums over rows of Phi, and how many entries of the sums of T saturated."""
         matrix, cross = stats.autocorrelation, stats.crosscorrelation
         if self.basis is not None:
             matrix, cross = self.basis.turn_sums(matrix), self.basis.turn(cross.T).T
-        sums = _Sums(matrix / torch.outer(self._scale, self._scale), cross / self._scale[:, None],
-                     stats.class_counts, torch.tensor(stats.n_samples))  # fmt: skip
+        products = _Known(matrix / torch.outer(self._scale, self._scale))
+        sums = _Sums(products, cross / self._scale[:, None], stats.class_counts, torch.tensor(stats.n_samples))
         vector, outside = self._encode(sums, [(stats.n_copies, stats.echo)], draw)
         return vector.long(), int(outside)
 
@@ -195,20 +203,17 @@ class Encoding:
         """
         scaled, counts = turned / self._scale.to(turned), targets.sum(-2)
         n_samples = torch.tensor(len(turned) if sizes is None else sizes)
-        matrix = cross = None
-        for rows, own in zip(torch.split(scaled, _ROWS, -2), torch.split(targets, _ROWS, -2), strict=True):
-            products, sums = squared(rows) if rows.ndim == 2 else rows.mT @ rows, rows.mT @ own.to(rows)
-            matrix = products if matrix is None else matrix.double().add_(products)
-            cross = sums if cross is None else cross.double().add_(sums)
-        assert matrix is not None
-        assert cross is not None
-        if not bool(torch.isfinite(matrix.diagonal(dim1=-2, dim2=-1)).all()):
+        rows = torch.split(scaled, _ROWS, -2)
+        cross = _added(each.mT @ own.to(each) for each, own in zip(rows, torch.split(targets, _ROWS, -2), strict=True))
+        by_tiles = scaled.ndim == 2 and scaled.device.type == "cpu"
+        products = _Products(rows) if by_tiles else _Known(_added(each.mT @ each for each in rows))
+        if not bool(torch.isfinite(products.diagonal).all()):
             raise not_finite("the features")
-        return _Sums(matrix, cross, counts, n_samples)
+        return _Sums(products, cross, counts, n_samples)
 
     def _encode(self, sums: _Sums, repeats: Sequence[Repeats], draw: Uniform) -> tuple[Tensor, Tensor]:
         """The vectors (..., size), int32 if that is enough, and how many entries of each saturated (...)."""
-        device, lead = sums.matrix.device, sums.matrix.shape[:-2]
+        device, lead = sums.cross.device, sums.cross.shape[:-2]
         dtype = torch.int32 if max(part.bits for part in self.layout.parts) <= 32 else torch.int64
         vector = torch.zeros(*lead, self.layout.size, dtype=dtype, device=device)
         places, saturated = self.layout.places, torch.zeros(lead, dtype=torch.int64, device=device)
@@ -219,9 +224,9 @@ class Encoding:
             vector[..., where] = rounded.flatten(-2)
             saturated = saturated + outside
 
-        for where, values in self._below(sums.matrix):
+        for where, values in self._below(sums.products):
             put(where, self.rounding, values)
-        put(places["diagonal"], self.rounding.diagonal, sums.matrix.diagonal(dim1=-2, dim2=-1)[..., None, :])
+        put(places["diagonal"], self.rounding.diagonal, sums.products.diagonal[..., None, :])
         put(places["cross"], self.rounding.cross, sums.cross)
         vector[..., places["class_counts"]] = sums.counts.round().to(vector)
         vector[..., places["n_samples"]] = sums.n_samples[..., None].to(vector)
@@ -233,19 +238,21 @@ class Encoding:
             vector[..., places["echo"]] = echoes.view(*lead, ECHO).to(vector)
         return vector, saturated
 
-    def _below(self, matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    def _below(self, products: _Known | _Products) -> Iterator[tuple[slice, Tensor]]:
         """The entries of T'T below its diagonal (..., rows, columns) in the order of the layout, and their places."""
-        if matrix.device.type != "cpu":
-            where, index = self._index(matrix.device)
-            yield where, matrix.flatten(-2)[..., None, index]
+        device = products.diagonal.device
+        if isinstance(products, _Known) and device.type != "cpu":
+            where, index = self._index(device)
+            yield where, products.matrix.flatten(-2)[..., None, index]
             return
         for rows, square, corner in self._blocks:
+            tile = products.tile(rows)
             step = max(1, _ENTRIES // max(1, rows.start))
             for start in range(rows.start, rows.stop if rows.start else 0, step):
                 stop = min(start + step, rows.stop)
                 first, last = (square.start + (each - rows.start) * rows.start for each in (start, stop))
-                yield slice(first, last), matrix[..., start:stop, : rows.start]
-            yield corner, matrix[..., rows, rows][(..., None, *_triangle(rows, matrix.device))]
+                yield slice(first, last), tile[..., start - rows.start : stop - rows.start, : rows.start]
+            yield corner, tile[..., rows.start :][(..., None, *_triangle(rows, device))]
 
     def _index(self, device: torch.device) -> tuple[slice, Tensor]:
         """Of all entries below the diagonal in the matrix row by row, in the order of the layout."""
@@ -342,10 +349,48 @@ def _triangle(rows: slice, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
+class _Known:
+    """T'T (d, d) over sqrt D from both sides; of several clients with a dimension in front."""
+
+    matrix: Tensor
+
+    @property
+    def diagonal(self) -> Tensor:
+        return self.matrix.diagonal(dim1=-2, dim2=-1)
+
+    def tile(self, rows: slice) -> Tensor:
+        """These rows of the matrix, up to their own entries on the diagonal (..., rows, columns)."""
+        return self.matrix[..., rows, : rows.stop]
+
+
+@dataclass(frozen=True, eq=False)
+class _Products:
+    """T'T of one client's rows by tiles: the upper half is never computed, and a tile stays in the cache."""
+
+    rows: Sequence[Tensor]  # (n, d) each
+
+    @cached_property
+    def diagonal(self) -> Tensor:
+        return _added(each.square().sum(0) for each in self.rows)
+
+    def tile(self, rows: slice) -> Tensor:
+        """As that of `_Known`."""
+        return _added(each[:, rows].T @ each[:, : rows.stop] for each in self.rows)
+
+
+def _added(terms: Iterable[Tensor]) -> Tensor:
+    """A single term as it is; the sum of several in double precision."""
+    first, *others = terms
+    for other in others:
+        first = first.double().add_(other)
+    return first
+
+
+@dataclass(frozen=True, eq=False)
 class _Sums:
     """Statistics of T over sqrt D, in single or in double precision; of several clients with a dimension in front."""
 
-    matrix: Tensor  # (d, d)
+    products: _Known | _Products
     cross: Tensor  # (d, c)
     counts: Tensor  # (c,)
     n_samples: Tensor  # ()

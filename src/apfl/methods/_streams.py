@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from itertools import islice
-from operator import add
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -252,14 +253,18 @@ def _summed_spread(
         return spread(rows_of(k), full=full)
 
     if not rounded:
-        return reduce(add, map(own, range(len(clients)))), [spread_bytes(n_in, full=full)] * len(clients)
+        return reduce(operator.add, map(own, range(len(clients)))), [spread_bytes(n_in, full=full)] * len(clients)
     encoding, sizes = SpreadEncoding(max(map(len, clients)), n_in, full), [0] * len(clients)
-    summed = torch.zeros(encoding.layout.size, dtype=torch.int64, device=device)
-    for bucket in _together(clients, encoding.layout.size):
+    summed, turn = torch.zeros(encoding.layout.size, dtype=torch.int64, device=device), Lock()
+
+    def add(bucket: Sequence[int]) -> None:
         draw = Dither.together([dither(own_seed(seed, k), "spread", device) for k in bucket])
         vectors, _ = encoding.encode_each([own(k) for k in bucket], draw)
-        summed += vectors.sum(0)
+        with turn:  # sums of integers do not depend on their order
+            summed.add_(vectors.sum(0))
         _put(sizes, bucket, [each.n_bytes for each in squeeze_each(encoding.layout, vectors)])
+
+    over_clients(add, _together(clients, encoding.layout.size), device)
     return encoding.decode(summed), sizes
 
 
@@ -289,20 +294,25 @@ def _rounded(
     purpose: str,
 ) -> Summed:
     """The sum of the statistics as their integers tell them."""
-    device, rounding, outside, sizes = clients[0].features.device, encoding.rounding, 0, [0] * len(clients)
+    device, rounding = clients[0].features.device, encoding.rounding
+    outside, sizes = [0] * len(clients), [0] * len(clients)
     summed = torch.zeros(encoding.layout.size, dtype=torch.int64, device=device)
     targets = one_hot(torch.cat([shard.labels for shard in clients]), encoding.n_classes)
-    own_targets = torch.split(targets, [*map(len, clients)])
-    for bucket in _together(clients, encoding.layout.size):
+    own_targets, turn = torch.split(targets, [*map(len, clients)]), Lock()
+
+    def add(bucket: Sequence[int]) -> None:
         phi, target = ([each[k] for k in bucket] for each in (phis, own_targets))
         draws = [dither(own_seed(seed, k), purpose, device) for k in bucket]
         vectors, saturated = encoding.encode_each(phi, target, draws, [repeats[k] for k in bucket])
-        for vector in vectors:
-            summed += vector
+        with turn:  # sums of integers do not depend on their order
+            for vector in vectors:
+                summed.add_(vector)
         _put(sizes, bucket, [each.n_bytes for each in squeeze_each(encoding.layout, vectors)])
-        outside += sum(saturated)
+        _put(outside, bucket, saturated)
+
+    over_clients(add, _together(clients, encoding.layout.size), device)
     bound = spectral_bound(rounding, len(clients), len(encoding.columns))
-    told = {"bits": rounding.bits, "step": rounding.step, "saturated": outside, "spectral_bound": bound}
+    told = {"bits": rounding.bits, "step": rounding.step, "saturated": sum(outside), "spectral_bound": bound}
     return Summed(phis, encoding.decode(summed), sizes, {"rounding": told})
 
 
