@@ -203,7 +203,7 @@ def test_noise_that_takes_more_rows_than_there_are_leaves_priors_finite():
 
 def test_a_client_leaves_the_usual_setting_only_if_its_rows_clearly_say_so():
     tried = grid(1.0, beta=None, balance=None, tau=None)
-    usual = (tried.betas[3], 0.5, 0.0)
+    usual = (tried.betas[3], 0.3, 0.01)
     table = torch.full(tried.shape, 700)
     table[tried.index(usual)] = 700
     table[0, -1, -1] = 712

@@ -70,6 +70,7 @@ R = TypeVar("R")
 NAMES = ("beta", "balance", "tau")
 WEIGHTS = (1.0, 0.0)  # on the primary, that are tried; those between never gained anything (docs/results/landmarks.md)
 CLEARLY = 1.0  # standard errors, and one row, by which a weight must beat the federation's on a client's own rows
+USUAL_BALANCE, USUAL_TAU = 0.3, 0.01  # of a cautious client (docs/privacy.md, "What it costs")
 FEW_ROWS = 250  # with fewer, the best of 882 settings flatters itself, and no left-out accuracy is stated
 MOST_NOISE = 0.01  # left-out accuracy that a second dose of the sketch's noise may add or take away
 MOST_ARE_COPIED = 1.5  # clients that hold a row on average; with fewer, the mean is wrong for most rows
@@ -414,8 +415,9 @@ def rule_of(cautious: bool) -> Callable[[Tensor, Grid, int], Setting]:
 
 
 def _unless_clear(table: Tensor, tried: Grid, n_rows: int) -> Setting:
-    """The middle beta, half the refinement and no prior, or what one client's rows choose if they clearly say so."""
-    usual = tried.betas[len(tried.betas) // 2], min(tried.balances, key=lambda b: abs(b - 0.5)), min(tried.taus)
+    """The middle beta, `USUAL_BALANCE` and `USUAL_TAU`, or what one client's rows choose if they clearly say so."""
+    balance = min(tried.balances, key=lambda each: abs(each - USUAL_BALANCE))
+    usual = tried.betas[len(tried.betas) // 2], balance, min(tried.taus, key=lambda each: abs(each - USUAL_TAU))
     own = choose(table, tried, n_rows)
     return prefer({s: float(table[tried.index(s)]) for s in (usual, own)}, n_rows, usual)
 

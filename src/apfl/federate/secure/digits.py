@@ -25,7 +25,7 @@ from apfl.maths.bits import Layout, Part
 
 __all__ = ["CHANCE", "PRESENCE_BITS", "Digits"]
 
-CHANCE = 16  # bits at least of a sum that tells presence
+CHANCE = 32  # bits at least of a sum that tells presence
 PRESENCE_BITS = 62  # of an entry that is drawn at random: as many as an int64 holds in one layout
 
 
