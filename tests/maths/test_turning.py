@@ -42,7 +42,7 @@ def test_turning_is_what_its_matrix_does(monkeypatch, d, leading):
     monkeypatch.setattr(room, "LEADING", leading)
     lower = factor(d, 0)
     made = turning(lower)
-    assert made.r == min(d, max(leading, d // 3))
+    assert made.r == min(d, max(leading, d // 5))
     dense, rows = made.dense, torch.randn(5, d, dtype=torch.float64)
     symmetric, columns = rows.T @ rows, torch.randn(d, 3, dtype=torch.float64)
     inverse = torch.linalg.inv(dense)

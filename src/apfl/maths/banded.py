@@ -22,7 +22,7 @@ from apfl.maths.triangular import inverse
 
 __all__ = ["Banded", "Dense", "Shifted", "banded"]
 
-PANEL = 64  # columns of a block
+PANEL = 96  # columns of a block
 TILE = 1024  # of the trailing matrix: only tiles on and below the diagonal are kept up to date
 NEVER = 1e300  # 1 / tau of a reflection that is the identity
 

@@ -302,11 +302,18 @@ def _away(part: Part, values: Tensor) -> Tensor:
 
 def _counts(part: Part, values: np.ndarray, limits: Sequence[int]) -> list[int]:
     """`_away` of one vector on a CPU: by pieces that stay in the cache, in 16 bits if their range allows."""
-    counted, short = np.zeros(len(limits), np.int64), part.bits <= 14 + 2 * part.signed
+    short = part.bits <= 14 + 2 * part.signed
+    counted = np.zeros(len(limits) if short else part.bits + 2, np.int64)
     for start in range(0, len(values), _PIECE):
         own: NDArray[Any] = values[start : start + _PIECE].astype(np.int16 if short else np.int64)
         sizes: NDArray[Any] = np.abs(own) if part.signed else own + 1
-        counted += [np.count_nonzero(sizes >= limit) for limit in limits]
+        if short:
+            counted += [np.count_nonzero(sizes >= limit) for limit in limits]
+        else:  # many limits: counted by binary digits, of which 2^b has b + 1
+            counted += np.bincount(np.frexp(sizes)[1], minlength=len(counted))
+    if not short:
+        digits = [limit.bit_length() for limit in limits]
+        counted = counted[::-1].cumsum()[::-1][digits]
     return [int(away) for away in counted]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ class HatBasis:
     basis: Tensor  # U (..., n, r)
     values: Tensor  # s (..., r)
     directions: Tensor | None = None  # W (..., d, r) with Psi W = U diag(sqrt s), if it was made from Psi'Psi
+    single: bool = False  # whether Psi was in single precision: then so are products that only compare rows
 
     def shrink(self, beta: float) -> Tensor:
         """s / (s + beta), (..., r)."""
@@ -62,17 +64,34 @@ class HatBasis:
 
     def parts(self, betas: Sequence[float], residual: Tensor, whitened: Tensor) -> Parts:
         """For residuals E (..., n, c) and V (..., n, m). Each product serves all betas: U is read once for all."""
-        basis = self.basis
-        shrink, keep = (torch.stack([of(beta) for beta in betas], -1) for of in (self.shrink, self.keep))
-        squares = basis.square()
-        h = squares @ shrink
-        # 1 - h as a sum of positive terms: subtracting h from 1 cancels at small beta.
-        rest = squares @ keep + (1 - squares.sum(-1)).clamp_min(0)[..., None]
-        shrunk = shrink[..., None] * (basis.mT @ residual)[..., None, :]  # (..., r, B, c)
-        fitted = (basis @ shrunk.flatten(-2)).view(*h.shape, residual.shape[-1])
+        h, rest = self._leverages(tuple(betas))
+        basis = self._narrow
+        shrink = torch.stack([self.shrink(beta) for beta in betas], -1).to(basis)
+        shrunk = shrink[..., None] * (basis.mT @ residual.to(basis))[..., None, :]  # (..., r, B, c)
+        fitted = (basis @ shrunk.flatten(-2)).to(residual).view(*h.shape, residual.shape[-1])
         # diag(H C) costs n r for each beta once C U is known.
-        moved = torch.mul(basis, whitened @ (whitened.mT @ basis), out=squares) @ shrink
-        return Parts(h, rest, fitted, moved)
+        own = whitened.to(basis)
+        moved = (own @ (own.mT @ basis)).mul_(basis) @ shrink
+        return Parts(h, rest, fitted, moved.to(residual))
+
+    def _leverages(self, betas: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+        """h and 1 - h, (..., n, B). They are asked for with each weight on the primary."""
+        if betas not in self._known:
+            shrink, keep = (torch.stack([of(beta) for beta in betas], -1) for of in (self.shrink, self.keep))
+            squares = self.basis.square()
+            # 1 - h as a sum of positive terms: subtracting h from 1 cancels at small beta.
+            rest = squares @ keep + (1 - squares.sum(-1)).clamp_min(0)[..., None]
+            self._known[betas] = squares @ shrink, rest
+        return self._known[betas]
+
+    @cached_property
+    def _known(self) -> dict[tuple[float, ...], tuple[Tensor, Tensor]]:
+        return {}
+
+    @cached_property
+    def _narrow(self) -> Tensor:
+        """U in the precision of Psi. Products with it differ from those in double precision by less than Psi does."""
+        return self.basis.float() if self.single else self.basis
 
     def fit(self, psi: Tensor, residual: Tensor, beta: Ridge) -> Tensor:
         """`fit_refinement` of the rows that this was made from, without a second factorisation."""
@@ -141,13 +160,14 @@ def hat_basis(psi: Tensor) -> HatBasis:
     n, d = psi.shape[-2:]
     values, vectors = _eigh(_gram(psi))
     real = values > n * d * torch.finfo(torch.float64).eps * values[..., -1:].clamp_min(0)
-    values = torch.where(real, values, 0.0)
+    values, single = torch.where(real, values, 0.0), psi.dtype == torch.float32
     if n < d:
-        return HatBasis(vectors, values)
+        return HatBasis(vectors, values, single=single)
     # Of small eigenvalues few digits are right; columns divided by their roots would not quite have length 1.
     columns = psi.to(torch.float64) @ vectors * real[..., None, :]
     lengths = columns.norm(dim=-2)
-    return HatBasis(columns.div_(torch.where(real, lengths, 1.0)[..., None, :]), lengths.square(), vectors)
+    columns.div_(torch.where(real, lengths, 1.0)[..., None, :])
+    return HatBasis(columns, lengths.square(), vectors, single)
 
 
 def _gram(psi: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ __all__ = [
 JITTER = 1e-6  # of k(v, v) = 1; L^-1 then amplifies rounding a thousandfold at most
 _ROWS = 8192  # whose products are added in their own precision
 _ENTRIES = 2**16  # of the kernel at a time, so that they stay in the cache
+_BLOCK = 512  # landmarks at a time
 FEW_COLUMNS = 32  # below, 4 bits leave too few places for landmarks to differ, and 8 weigh little
 SYNTHETIC = 1024  # points that tell the mean square of each column of phi
 ROWS_FOR_EACH_COLUMN = 4  # a covariance of fewer rows is mostly noise: its diagonal serves better
@@ -61,6 +62,15 @@ def kernel(rows: Tensor, landmarks: Tensor) -> Tensor:
     for start in range(0, len(rows), step):
         _arc_cosine(values[start : start + step])
     return values.masked_fill_(~(rows != 0).any(1, keepdim=True), 0.0)
+
+
+def _lower_kernel(landmarks: Tensor) -> Tensor:
+    """K_VV up to its diagonal, which is all that a Cholesky factorisation reads; zero, or anything, above."""
+    made = torch.zeros(len(landmarks), len(landmarks)).to(landmarks)
+    for start in range(0, len(landmarks), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        made[rows, : rows.stop] = kernel(landmarks[rows], landmarks[: rows.stop])
+    return made
 
 
 def _arc_cosine(cosine: Tensor) -> None:
@@ -140,7 +150,7 @@ class LandmarkMap:
 
     @cached_property
     def _factorised(self) -> tuple[Tensor, bool]:
-        system = kernel(self.landmarks, self.landmarks)
+        system = _lower_kernel(self.landmarks)
         system.diagonal().add_(JITTER)
         factor, failed = torch.linalg.cholesky_ex(system)
         return factor, bool(failed)
@@ -229,12 +239,34 @@ def no_spread(n_in: int) -> Spread:
 
 
 def draw_points(n: int, seed: int, shared: Spread) -> Tensor:
-    """n points from N(mu, Sigma) of the federation's normalised rows, (n, l), float64; nobody's rows."""
+    """n points from N(mu, Sigma) of the federation's normalised rows, (n, l), float64; nobody's rows.
+
+    l at a time they are orthogonal before they get mean and covariance, as in orthogonal random features (Yu et al.,
+    2016): each is distributed as if drawn alone, and together they leave no direction out. At equal width this gains up
+    to half a point, and fewer bits tell the statistics (docs/results/landmarks.md).
+    """
     mean, second = (each / shared.n_samples for each in (shared.sums, shared.products))
-    normal = normals(seed, n, len(mean)).to(mean.device)
+    normal = _orthogonal(normals(seed, n, len(mean)).to(mean.device))
     if second.ndim == 1:
         return mean + normal * (second - mean.square()).clamp_min(0).sqrt()
     return torch.addmm(mean, normal, _root(second - torch.outer(mean, mean)).T)
+
+
+def _orthogonal(normal: Tensor) -> Tensor:
+    """The same rows (n, l), turned so that each l of them are orthogonal, at the lengths they have."""
+    n, n_in = normal.shape
+    whole = n // n_in * n_in
+    blocks = [normal[:whole].view(-1, n_in, n_in), normal[None, whole:]]
+    made = torch.cat([_directions(each).flatten(0, 1) for each in blocks if each.numel()])
+    return made.mul_(torch.linalg.vector_norm(normal, dim=1, keepdim=True))
+
+
+def _directions(rows: Tensor) -> Tensor:
+    """Orthonormal rows (b, m, l) by Gram and Schmidt: with X X' = L L' they are L^-1 X."""
+    factor, failed = torch.linalg.cholesky_ex(rows @ rows.mT)
+    assert not bool(failed.any()), "normal rows depend on each other with probability zero"
+    made: Tensor = torch.linalg.solve_triangular(factor, rows, upper=False)
+    return made
 
 
 def _root(covariance: Tensor) -> Tensor:
@@ -274,6 +306,6 @@ def independent(made: LandmarkMap) -> Tensor:
     landmarks, (factor, failed) = made.landmarks, made._factorised
     if not failed and float(factor.diagonal().square().min()) > 2 * JITTER:  # one of them is there in any case
         return torch.arange(len(landmarks), device=landmarks.device)
-    system = kernel(landmarks, landmarks)
+    system = _lower_kernel(landmarks)
     _, pivots, rank, _ = dpstrf(np.asfortranarray(system.cpu().numpy()), tol=JITTER, lower=1)
     return torch.from_numpy(np.sort(pivots[:rank] - 1)).long().to(landmarks.device)

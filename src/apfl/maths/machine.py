@@ -15,7 +15,10 @@ from threadpoolctl import threadpool_limits
 
 from apfl.errors import InputError
 
-__all__ = ["alike", "available", "check_width", "n_cores", "n_workers", "needed", "over_clients", "threads", "widest"]
+__all__ = [
+    "alike", "available", "check_width", "multiplies_halves", "n_cores", "n_workers", "needed", "over_clients",
+    "threads", "widest",
+]  # fmt: skip
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,6 +27,12 @@ R = TypeVar("R")
 def n_cores() -> int:
     """The cores this process may use, which a container or a scheduler can make fewer than there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def multiplies_halves() -> bool:
+    """Whether the processor has instructions for products in bfloat16; without them they are slower than in float32."""
+    known = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # torch has no public name for it
+    return bool(known and known())
 
 
 def n_workers(n_clients: int, device: torch.device) -> int:

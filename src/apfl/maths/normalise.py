@@ -42,6 +42,7 @@ _ROWS = 1024  # at a time, so that they stay in the cache
 FEW_COLUMNS = 32  # a table: the direction of so short a row says too little without its length
 UNLIKE_SCALES = 30.0  # largest over median standard deviation of columns; a network's pooled features have 4 to 6
 FAR_FROM_ZERO = 10.0  # median over columns of |mean| / std; pooled activations have 0.5
+LEAST_SIZE = torch.finfo(torch.float64).eps ** 0.5  # of a row beside another, so that a sum of squares shows it
 ONE_SIDED = 0.2  # mean over columns of mean / rms: 0.45 for pooled activations, 0 for signed embeddings
 # Variance over rows of the mean log |entry|: rows that differ in size by orders of magnitude, in all columns at once.
 # Independent columns have at most 1.3 over their number; a row in other units than the next tells by its direction.
@@ -262,7 +263,8 @@ def check_features(how: str, features: Sequence[Tensor]) -> None:
             raise not_finite(f"the features{_whose(k, features)} (first in row {row}, counted from 0)")
     if how == "none":
         _check_sizes([rows.abs().amax(1) for rows in features if rows.numel()])
-    elif how in ("standardise", "columns"):  # made for one large column, not for a row that is large in most
+    elif how in ("standardise", "columns") and not _surely_alike(features):
+        # Medians: made for one large column, not for a row that is large in most.
         _check_sizes([rows.abs().median(1).values for rows in features if rows.numel()])
 
 
@@ -270,11 +272,23 @@ def _whose(k: int, clients: Sequence[Tensor]) -> str:
     return f" of client {k}" if len(clients) > 1 else ""
 
 
+def _surely_alike(features: Sequence[Tensor]) -> bool:
+    """Whether `_check_sizes` finds nothing in the rows' medians, without computing these.
+
+    None exceeds the largest entry. If under a quarter of all entries is below a bound, under half of the rows have a
+    median below it.
+    """
+    parts = [rows.abs() for rows in features if rows.numel()]
+    most = max((float(part.max()) for part in parts), default=0.0)
+    below = sum(int((part < most * LEAST_SIZE).sum()) for part in parts)
+    return 4 * below < sum(part.numel() for part in parts)
+
+
 def _check_sizes(sizes: Sequence[Tensor]) -> None:
     """Of the rows of each client: a sum of squares in float64 loses a row smaller than another by sqrt(eps)."""
     known = torch.cat([each[each > 0] for each in sizes])
     for k, each in enumerate(sizes):
-        if len(known) and float(each.max()) * torch.finfo(torch.float64).eps ** 0.5 > float(known.median()):
+        if len(known) and float(each.max()) * LEAST_SIZE > float(known.median()):
             raise InputError(
                 f"row {int(each.argmax())}{_whose(k, sizes)} (counted from 0) has entries of {float(each.max()):g}, "
                 f"the median row of {float(known.median()):g}: beside it the others are lost to rounding; remove or "

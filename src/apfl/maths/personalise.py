@@ -150,16 +150,16 @@ class Primary:
 
 
 def landmarks_for(n_samples: int, n_features: int) -> int:
-    """The default number of landmarks: a power of two below the number of rows, from 256 to 6144.
+    """The default number of landmarks: a power of two below the number of rows, from 256 to 4096, or 5120.
 
     Landmarks need about half the columns of a random map for the same accuracy (docs/results/landmarks.md). With few
     rows of many features the rule is that of `width_for`.
 
     >>> landmarks_for(1300, 64), landmarks_for(45_000, 1280), landmarks_for(20, 64), landmarks_for(300, 1280)
-    (1024, 6144, 256, 2048)
+    (1024, 5120, 256, 2048)
     """
     power = max(math.floor(math.log2(n_samples)), _few_rows(n_features))
-    return min(6144, max(256, int(2**power)))
+    return min(5120, max(256, int(2**power)))
 
 
 def _few_rows(n_features: int) -> int:

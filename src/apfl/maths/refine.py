@@ -70,16 +70,22 @@ class Rows:
     def n_copies(self) -> int:
         return 0 if self.copies is None or self.sizes is not None else int(self.copies.sum())
 
-    @cached_property
+    @property
     def hat(self) -> Hat:
-        """The hat matrix of Psi, decomposed when first asked for."""
-        return hat_of(self.psi) if self.groups is None else hat_basis(self.psi)
+        """The hat matrix of Psi, decomposed when first asked for.
+
+        Before Python 3.12 a `cached_property` would have clients wait for each other, who are decomposed side by side.
+        """
+        if "hat" not in self.__dict__:
+            self.__dict__["hat"] = hat_of(self.psi) if self.groups is None else hat_basis(self.psi)
+        found: Hat = self.__dict__["hat"]
+        return found
 
     @property
     def nbytes(self) -> int:
-        """Of Psi, if it is not Phi, and of its decomposition."""
+        """Of Psi, if it is not Phi, of its decomposition, and of products with Phi."""
         own = 0 if self.psi is self.phi else self.psi.numel() * self.psi.element_size()
-        return own + self.hat.nbytes
+        return own + self.hat.nbytes + sum(8 * made.numel() for _, made in self._products.values())
 
     def targets(self, n_classes: int) -> Tensor:
         """Y (n, c), times the root of the weights; zero for rows of zeros."""
@@ -100,6 +106,17 @@ class Rows:
     def root(self) -> Tensor | None:
         """sqrt(w), (n, 1)."""
         return None if self.weights is None else self.weights.sqrt()[..., None]
+
+    def times(self, columns: Tensor) -> Tensor:
+        """Phi times columns of the shared stream, float64; kept, as leaving out, weighing and refining ask for it."""
+        known = self._products.get(id(columns))
+        if known is None:  # the columns are kept too, so that nothing else gets their id
+            known = self._products[id(columns)] = columns, (self.phi @ columns.to(self.phi)).double()
+        return known[1]
+
+    @cached_property
+    def _products(self) -> dict[int, tuple[Tensor, Tensor]]:
+        return {}
 
     def fit(self, residual: Tensor, beta: float | Tensor) -> Tensor:
         """The refinement (d_R, c): from the decomposition if there is one already, else by Cholesky."""
@@ -164,7 +181,7 @@ class Shared:
     def residual(self, rows: Rows, weight: float | Tensor = 1.0) -> Tensor:
         """E = Y - w Phi_k G, (n, c): what the refinement is fitted to; one weight, or one for each client (b,)."""
         weight = weight[:, None, None] if isinstance(weight, Tensor) else weight
-        return rows.targets(self.n_classes) - weight * (rows.phi @ self.weights.to(rows.phi)).double()
+        return rows.targets(self.n_classes) - weight * rows.times(self.weights)
 
     def counts(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Rows of each class at the client, and at everyone, (..., c): rows that the primary has not seen are added.
@@ -182,7 +199,7 @@ class Shared:
             assert self.factor is not None, "leverage needs a sketch or the factor"
             columns = whiten(rows.phi, self.factor)
         else:
-            columns = (rows.phi @ self.sketch.to(rows.phi)).double()
+            columns = rows.times(self.sketch)
         return columns if rows.seen is None else columns * rows.seen[..., None]
 
     @property

@@ -23,6 +23,7 @@ from apfl.maths.triangular import Lower
 __all__ = ["Turning", "turning"]
 
 LEADING = 1024  # columns at least, if there are so many
+_BLOCK = 512  # columns of L at once: nothing stands above its diagonal
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +63,11 @@ class Turning:
         made[:r, :r] = upper @ matrix[:r, :r] @ upper.T
         made[r:, :r] = (left + half) @ upper.T
         product = left @ below.T
-        made[r:, r:] = matrix[r:, r:] + product + product.T
+        torch.add(product, product.T, out=made[r:, r:]).add_(matrix[r:, r:])
         made[:r, r:] = made[r:, :r].T
-        return made.add_(made.T.clone()).div_(2)
+        made[:r, :r] += made[:r, :r].T.clone()
+        made[:r, :r] /= 2
+        return made
 
     @cached_property
     def dense(self) -> Tensor:
@@ -97,7 +100,7 @@ class Turning:
 def turning(factor: Tensor) -> Turning:
     """For rows Phi = k(Z, V) L'^-1, from L (d, d)."""
     d = len(factor)
-    r = min(d, max(LEADING, d // 3))
-    moments = factor.T @ factor[:, :r] / d  # C[:, :r]
+    r = min(d, max(LEADING, d // 5))
+    moments = torch.cat([factor[b:, b : b + _BLOCK].T @ factor[b:, :r] for b in range(0, d, _BLOCK)]) / d  # C[:, :r]
     first: Tensor = torch.linalg.cholesky(moments[:r])
     return Turning(torch.cat([first, Lower(first).undo(moments[r:])]))

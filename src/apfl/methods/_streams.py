@@ -20,7 +20,15 @@ from apfl.errors import InputError
 from apfl.maths.bits import squeeze_each
 from apfl.maths.centred import CentredMap
 from apfl.maths.dither import Dither, dither
-from apfl.maths.integers import OF_ONE_LENGTH, Encoding, Repeats, Rounding, spectral_bound
+from apfl.maths.integers import (
+    OF_ONE_LENGTH,
+    Encoding,
+    Repeats,
+    Rounding,
+    add_integers,
+    products_in,
+    spectral_bound,
+)  # fmt: skip
 from apfl.maths.landmarks import (
     ROWS_FOR_EACH_COLUMN,
     SYNTHETIC,
@@ -78,8 +86,9 @@ class Streams:
     @property
     def precision(self) -> dict[str, str]:
         """Of rows, of the products behind the sums, and of compared hits; all else is in double precision."""
-        rows = str(self.phis[0].dtype).removeprefix("torch.")
-        return {"rows": rows, "products": rows if self.bits else "float64", "hits": "float32"}
+        products = products_in(self.phis[0], self.bits) if self.bits else torch.float64
+        used = {"rows": self.phis[0].dtype, "products": products, "hits": torch.float32}
+        return {what: str(dtype).removeprefix("torch.") for what, dtype in used.items()}
 
     def psi_of(self, clients: Sequence[Shard]) -> Callable[[int], Tensor]:
         """Psi of each client behind Phi_k, by its place."""
@@ -306,7 +315,7 @@ def _rounded(
         vectors, saturated = encoding.encode_each(phi, target, draws, [repeats[k] for k in bucket])
         with turn:  # sums of integers do not depend on their order
             for vector in vectors:
-                summed.add_(vector)
+                add_integers(summed, vector)
         _put(sizes, bucket, [each.n_bytes for each in squeeze_each(encoding.layout, vectors)])
         _put(outside, bucket, saturated)
 
