@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,11 +13,11 @@ from hypothesis import strategies as st
 import apfl.maths.hits as hits_room
 import apfl.maths.machine as machine_room
 import apfl.maths.personalise as personalise_room
-from apfl.maths.hat import HatFactors, fit_refinement, hat_basis
+from apfl.maths.hat import HatFactors, fit_refinement, hat_basis, hat_of
 from apfl.maths.hits import Grid, hits, left_out_prior
 from apfl.maths.leaveout import LeftOut, leverage_sketch
 from apfl.maths.personalise import Choice, Rows, Shared, leave_out, personalise, refine, solve_primary
-from apfl.maths.refine import leave_out_each, refine_each, stacked
+from apfl.maths.refine import leave_out_each, left_out_of, refine_each, stacked
 from apfl.maths.ridge import one_hot, statistics
 from tests.maths.test_ridge import rows
 
@@ -244,3 +247,35 @@ def test_a_gpu_finds_what_a_cpu_does():
         for beta in TRIED.betas:
             one, two = own.scores.at((beta, 0.4, 0.05)), other.scores.at((beta, 0.4, 0.05)).cpu()
             torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+
+
+def test_clients_are_decomposed_side_by_side(monkeypatch):
+    """A lock that all rows share, as `functools.cached_property` had until Python 3.12, would let the barrier break."""
+    both = threading.Barrier(2, timeout=10)
+
+    def meeting(psi):
+        both.wait()
+        return hat_of(psi)
+
+    monkeypatch.setattr("apfl.maths.refine.hat_of", meeting)
+    clients = [Rows(own := torch.randn(4, 3), own, torch.zeros(4, dtype=torch.int64)) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda rows: rows.hat, clients)
+    assert first is not second
+    assert clients[0].hat is first  # once for each
+
+
+def test_single_rows_are_left_out_to_single_precision():
+    rng = torch.Generator().manual_seed(0)
+    phi = torch.nn.functional.normalize(torch.randn(30, 50, generator=rng))
+    labels = torch.randint(3, (30,), generator=rng)
+    shared = Shared(torch.randn(50, 3, generator=rng).double(), torch.full((3,), 10.0), torch.randn(50, 8).double() / 9)
+    made = []
+    for own in (phi, phi.double()):
+        rows = Rows(own, own, labels)
+        made.append(left_out_of(rows, shared).refinements([0.05, 1.0]))
+        assert rows.times(shared.weights) is rows.times(shared.weights)  # for the next who asks
+        assert not torch.equal(rows.times(shared.weights)[:, :1], rows.times(shared.sketch)[:, :1])
+    # 1 - h is above 0.05 / 1.05: it amplifies the rounding of single precision, 6e-8, twentyfold.
+    torch.testing.assert_close(made[0], made[1], rtol=0, atol=2e-5)
+    assert not torch.equal(*made)

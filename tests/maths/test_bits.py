@@ -134,4 +134,10 @@ def test_several_vectors_are_squeezed_as_each():
     )  # fmt: skip
     found = squeeze_each(layout, torch.from_numpy(vectors))
     assert found == [squeeze(layout, torch.from_numpy(vector)) for vector in vectors]
+    for part, column in zip(layout.parts, zip(*(how.escaped for how in found), strict=True), strict=True):
+        for vector, how, escaped in zip(vectors, found, column, strict=True):  # counted entry by entry
+            bits = how.bits[layout.parts.index(part)]
+            limit = 2 ** (bits - part.signed) - (0 if part.signed else 1)
+            outside = (np.abs(vector[layout.places[part.name]]) >= limit).sum() if bits < part.bits else 0
+            assert escaped == outside
     assert len({how.bits for how in found}) == 3

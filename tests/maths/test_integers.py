@@ -14,11 +14,16 @@ from apfl.maths.dither import dither, uniform
 from apfl.maths.integers import (
     FAILS,
     HIDDEN,
+    IN_HALF,
     ROOM,
     Encoding,
     Rounding,
+    _Halves,
     _Known,
+    _Products,
+    add_integers,
     bits_for,
+    products_in,
     round_statistics,
     spectral_bound,
 )  # fmt: skip
@@ -121,3 +126,43 @@ def test_a_client_outside_the_range_is_encoded_as_if_it_were_alone():
     ]
     assert outside == [saturated for _, saturated in alone] == [0, 24]
     assert all(torch.equal(one, vector) for one, (vector, _) in zip(together, alone, strict=True))
+
+
+@pytest.mark.parametrize("bits", [10, IN_HALF])
+def test_products_in_bfloat16_are_off_by_a_small_part_of_a_step(bits):
+    """Of rows like those that travel, with correlations as large as any seen: a hundredth of N to a quarter."""
+    n, d = 800, 700  # more columns than a block
+    rng = np.random.default_rng(0)
+    common = rng.standard_normal((n, 4)) @ rng.standard_normal((4, d)) / 4
+    rows = torch.from_numpy(rng.standard_normal((n, d)) + common).float()
+    step = Rounding.for_rows(bits, n).step
+    exact = rows.double().T @ rows.double()
+    off = exact - torch.diag(exact.diagonal())
+    assert 0.2 * n < off.abs().max() < n  # so the largest error is looked at
+    coarse, fine = _Halves.of([rows]), _Products([rows])
+    for start, stop in ((0, 512), (512, d)):
+        own = slice(start, stop)
+        below = torch.ones(stop - start, stop).tril(start - 1).bool()  # the diagonal has its own
+        error = ((coarse.tile(own) - exact[own, :stop]) / step)[below]
+        largest = float(off.abs().max()) / n / 0.25  # the docs' numbers are those of a quarter
+        assert error.square().mean().sqrt() < (0.04 if bits == 10 else 0.15) * largest
+        assert abs(error.mean()) < 0.005  # no entry drifts: a step is rounded to by 0.4
+        assert ((fine.tile(own) - exact[own, :stop]) / step).abs().max() < 1e-3
+    torch.testing.assert_close(coarse.diagonal, fine.diagonal, rtol=0, atol=0)
+
+
+def test_bfloat16_is_for_coarse_integers_of_single_rows_alone(monkeypatch):
+    rows = torch.zeros(2, 3)
+    monkeypatch.setattr("apfl.maths.integers.multiplies_halves", lambda: True)
+    assert products_in(rows, IN_HALF) == torch.bfloat16
+    assert products_in(rows, IN_HALF + 1) == torch.float32
+    assert products_in(rows.double(), IN_HALF) == torch.float64
+    monkeypatch.setattr("apfl.maths.integers.multiplies_halves", lambda: False)
+    assert products_in(rows, IN_HALF) == torch.float32
+
+
+def test_sums_of_integers_pass_32_bits():
+    total, vector = torch.zeros(3, dtype=torch.int64), torch.tensor([2**31 - 1, -(2**31) + 1, 5], dtype=torch.int32)
+    for _ in range(3):
+        add_integers(total, vector)
+    assert total.tolist() == [3 * (2**31 - 1), -3 * (2**31 - 1), 15]

@@ -47,6 +47,27 @@ def some_map(d: int = 40, width: int = 9) -> LandmarkMap:
     return landmark_map(draw_points(d, 0, spread(rows(100, width), full=True)))
 
 
+def test_landmarks_are_orthogonal_in_blocks_and_each_is_a_normal_draw():
+    """Turned back by the covariance, every l of them and the rest are orthogonal; lengths are those of normal rows."""
+    rng = np.random.default_rng(0)
+    rows = torch.from_numpy(rng.standard_normal((400, 5)) @ rng.standard_normal((5, 5)) + 3)
+    drawn = draw_points(5_012, 0, spread(rows, full=True))
+    mean, covariance = rows.mean(0), rows.T.cov(correction=0)
+    white = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), (drawn - mean).T, upper=False).T
+    lengths = white.norm(dim=1)
+    for block in torch.split(white / lengths[:, None], 5):
+        # A billionth of the variance is added to the covariance.
+        torch.testing.assert_close(block @ block.T, torch.eye(len(block)).double(), rtol=0, atol=1e-6)
+    assert abs(lengths.square().mean() - 5) < 0.2  # chi-square with 5 degrees: the mean of 5,012 has an error of 0.045
+    assert abs(lengths.square().var() - 10) < 1.5
+    # Each as if drawn alone: mean and covariance of many are those of the rows, four errors wide.
+    assert (white.mean(0).abs() < 4 / math.sqrt(5_012)).all()
+    assert ((white.T.cov() - torch.eye(5)).abs() < 4 * math.sqrt(2 / 5_012)).all()
+    free = draw_points(7, 0, no_spread(5))
+    torch.testing.assert_close(free[:5] @ free[:5].T, torch.diag(free[:5].square().sum(1)), rtol=0, atol=1e-9)
+    assert len(free) == 7
+
+
 @pytest.mark.parametrize(
     ("u", "v", "value"), [([1, 0], [1, 0], 1), ([1, 0], [0, 1], 1 / math.pi), ([1, 0], [-1, 0], 0)]
 )

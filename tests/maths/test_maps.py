@@ -7,12 +7,22 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import norm
 
 from apfl.errors import InputError
 from apfl.maths import maps
 from apfl.maths.maps import ACTIVATIONS, FeatureMap, random_map, raw_map
-from apfl.maths.normalise import Normaliser, check_features, moments, normaliser, resolve
+from apfl.maths.normalise import (
+    Normaliser,
+    _check_sizes,
+    _surely_alike,
+    check_features,
+    moments,
+    normaliser,
+    resolve,
+)  # fmt: skip
 
 
 def philox_4x64(key: int, n: int) -> list[int]:
@@ -297,3 +307,21 @@ def test_blocks_are_parts_of_one_stream(monkeypatch, block):
 def test_a_map_says_what_it_is():
     assert repr(random_map(6, 20, "relu", 3)) == "FeatureMap(6 -> 20, relu, seed 3)"
     assert repr(raw_map(6)) == "FeatureMap(6 -> 6, the features as they are)"
+
+
+@given(st.integers(0, 2**20), st.integers(1, 3), st.floats(-9, 2), st.floats(0, 1), st.floats(0, 0.6))
+def test_a_quick_look_at_sizes_passes_no_row_that_medians_refuse(seed, n_clients, decades, small, zeros):
+    """Some rows are smaller by these decades, and some entries are zero."""
+    rng = np.random.default_rng(seed)
+    clients = []
+    for _ in range(n_clients):
+        sizes = np.where(rng.random((6, 1)) < small, 10.0**decades, 1.0)
+        kept = rng.random((6, 5)) >= zeros
+        clients.append(torch.from_numpy(sizes * rng.uniform(0.5, 1.5, (6, 5)) * kept))
+    if _surely_alike(clients):
+        _check_sizes([rows.abs().median(1).values for rows in clients])  # raises if a row drowns the others
+
+
+def test_the_quick_look_settles_usual_features():
+    assert _surely_alike([torch.rand(20, 8), torch.rand(3, 8)])
+    assert not _surely_alike([torch.rand(20, 8) * 1e-9, torch.full((3, 8), 1e3)])
