@@ -242,8 +242,8 @@ def draw_points(n: int, seed: int, shared: Spread) -> Tensor:
     """n points from N(mu, Sigma) of the federation's normalised rows, (n, l), float64; nobody's rows.
 
     l at a time they are orthogonal before they get mean and covariance, as in orthogonal random features (Yu et al.,
-    2016): each is distributed as if drawn alone, and together they leave no direction out. At equal width this gains up
-    to half a point, and fewer bits tell the statistics (docs/results/landmarks.md).
+    2016): each is distributed as if drawn alone, and together they leave no direction out. Fewer bits then tell the
+    statistics (docs/results/landmarks.md).
     """
     mean, second = (each / shared.n_samples for each in (shared.sums, shared.products))
     normal = _orthogonal(normals(seed, n, len(mean)).to(mean.device))

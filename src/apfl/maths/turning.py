@@ -6,8 +6,8 @@
 C is what Phi'Phi / n would be if the landmarks themselves were the rows: so the first r columns of T do not correlate
 over rows like these, and the others do not correlate with them. The others hardly correlate with each other either: in
 the order of a Cholesky factorisation the first landmarks explain most of all rows, and what is left of the later ones
-is small and has little in common. So a third of the columns will do for R, at a third of the time; the spectrum of T'T
-is then 1.2 times as wide as with all (CIFAR-100 features, d = 3072), which costs a fraction of a bit.
+is small and has little in common. So a fifth of the columns will do for R, at a fifth of the time; with a third the
+smallest eigenvalue of T'T is about 1.3 times as large (CIFAR-100 features, d = 2048), which is a fraction of a bit.
 """
 
 from __future__ import annotations

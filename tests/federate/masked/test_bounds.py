@@ -79,7 +79,7 @@ def test_the_width_is_at_most_a_quarter_of_the_rows():
         outline_of(masked_terms(), short)
     open_width = masked_terms(replace(METHOD, d_primary="auto"))
     assert outline_of(open_width, short).width == 39
-    assert outline_of(open_width, counts([20_000] * 3, [3] * 3)).width == 6144
+    assert outline_of(open_width, counts([20_000] * 3, [3] * 3)).width == 5120
 
 
 def test_full_moments_need_four_rows_for_each_feature():
