@@ -1,6 +1,11 @@
 """What masking costs against a plain sum: seconds and bytes of one member and of the server; the masks' throughput.
 
     python benchmarks/masks.py [--members 3,10,100,1000] [--widths 1024,4096] [--classes 100] [--bits 16]
+    python benchmarks/masks.py --data FEATURES.npz [--members 3,10,100] [--widths 1024] [--alpha 0.5] [--landmarks free]
+
+With FEATURES.npz (or digits) a federation sums its statistics up for real, with the bits that `apfl` chooses: what
+one site sends under masks, beside the same integers in the agreed bits, and packed in as few bits as a plain site needs
+for them.
 
 A vector has the d (d + 1) / 2 + d c numbers of a member's statistics. Seconds are the processor's, on one thread. One
 member goes through all phases of a round with real messages; the others are played: their keys, receipts and
@@ -14,12 +19,19 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from apfl.data import load_dataset
+from apfl.experiments.run import Protocol, federate
+from apfl.federate import Coordinator, Site, Terms
+from apfl.federate.masked.inprocess import MaskedFederation
+from apfl.federate.masked.purposes import WIDE, Purpose, round_of
 from apfl.federate.secure import PHASES, Member, Round, bits_for_sum, enlist
 from apfl.federate.secure.ciphers import encrypt, keystream, sign
 from apfl.federate.secure.keys import Advertisement, Pair, masked_with, survived
@@ -27,6 +39,7 @@ from apfl.federate.secure.masks import BLOCK_BYTES, add_masks, add_packed, pack,
 from apfl.federate.secure.messages import SERVER, Message, bitmap, read, write
 from apfl.federate.secure.ring import degree
 from apfl.federate.secure.shamir import SHARE_BYTES, join, split
+from apfl.methods import load_method
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -139,13 +152,59 @@ def throughput(length: int, masks: int = 9) -> None:
     print(f"masks: {n / ours:.2f} GB/s; bare AES-256-CTR: {n / cipher:.2f} GB/s; ratio {cipher / ours:.2f}\n")
 
 
+def real_bytes(dataset: Any, n_sites: int, d: int, told: argparse.Namespace) -> str:
+    """A line of the table: one masked sum of statistics over a federation of this dataset's rows."""
+    federation = federate(dataset, Protocol(n_clients=n_sites, alpha=told.alpha), 0)
+    method = load_method("apfl", map="landmarks", landmarks=told.landmarks, normalise="root", d_primary=d)
+    n_features = federation.train[0].features.shape[1]
+    terms = Terms("f", method=method, class_names=federation.class_names, n_features=n_features, masked=True)
+    heard: list[tuple[str, str, str, bytes]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        sites = [
+            Site(Path(folder), f"site-{k:03}", shard, federation.class_names, rounding_seed=k)
+            for k, shard in enumerate(federation.train)
+        ]
+        with Coordinator(Path(folder) / "server", terms) as server:
+            masked = MaskedFederation(server, sites, overhear=lambda *each: heard.append(each))
+            masked.sum_up()
+            agreed, landmarks, counts = server.terms, server.pool.landmarks, masked.cohort.counts
+            assert landmarks is not None
+            layout = landmarks.encoding(agreed).layout
+            wide = Purpose("statistics", WIDE)
+            _, former = round_of(wide, 1, masked.cohort.roster, agreed, counts, landmarks)
+        sent = [len(answer) for what, phase, _, answer in heard if (what, phase) == ("statistics", "mask")]
+        packed = [path.stat().st_size for path in Path(folder).glob("f/*/sent-*.safetensors")]
+    again, plain, mean = len(sent) > n_sites, layout.n_bytes, statistics.mean(packed)
+    once = sum(sent) / n_sites
+    return (
+        f"| {n_sites} | {d} | {agreed.bits} | {former.sum_bits} | {(8 * sent[0]) / layout.size:.1f} | {once / 1e6:.2f}"
+        f"{' (twice)' if again else ''} | {once / plain:.2f} | {former.length * former.sum_bits / 8 / plain:.2f} "
+        f"| {once / mean:.1f} |"
+    )
+
+
+def automatic(told: argparse.Namespace) -> None:
+    dataset = load_dataset(told.data)
+    print("| K | d | bits | bits with room for K ranges | bits an entry | MB up | / agreed | before | / packed |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for d in map(int, told.widths.split(",")):
+        for n_sites in map(int, told.members.split(",")):
+            print(real_bytes(dataset, n_sites, d, told), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--members", default="3,10,100,1000")
     parser.add_argument("--widths", default="1024,4096")
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--bits", type=int, default=16)
+    parser.add_argument("--data")
+    parser.add_argument("--alpha", type=float, default=0.5)
+    parser.add_argument("--landmarks", default="federation")
     told = parser.parse_args()
+    if told.data:
+        automatic(told)
+        return
     throughput(4096 * 4097 // 2)
     print("| K | neighbours | d | bits | MB up | / plain | MB down | member, s | of it masks | server, s | plain, s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")

@@ -5,6 +5,7 @@
     python benchmarks/privacy.py plot runs/privacy/records.jsonl docs/results/privacy.svg
 
 Needs `pip install 'apfl[privacy]'`. OTHER.npz has features of other data from the same backbone, for the landmarks.
+Beside them stand landmarks of everyone's moments, which take a share of the budget, and free ones.
 "alone" uses nothing of other clients. A run that has its record is not repeated. Without data of your own:
 `--data digits --public free --clients 10 --width 128`.
 """
@@ -26,22 +27,27 @@ from apfl.methods import load_method
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 CENTRAL, SHARES, NONE, ALONE = "noise at the server", "noise in shares", "no noise", "alone"
+MOMENTS, FREE = "noise at the server, landmarks of noisy moments", "noise at the server, free landmarks"
 
 
 def cells() -> list[dict[str, Any]]:
     """The settings of each run, the most wanted first."""
     central, shares = ([{"epsilon": e, "noise": kind} for e in (1.0, 4.0, 8.0, 2.0)] for kind in ("central", "shares"))
-    return [*central[:3], {"bits": 16}, {"bits": 16, "weight": 0.0, "scope": "client"}, central[3], *shares]
+    ends = [{"bits": 16}, {"bits": 16, "weight": 0.0, "scope": "client"}]
+    others = [cell | {"landmarks": source} for source in ("federation", "free") for cell in central[:3]]
+    return [*central[:3], *ends, central[3], *shares, *others]
 
 
 def kind_of(record: Record) -> str:
+    if record.settings["epsilon"] != "none" and record.settings["landmarks"] in ("federation", "free"):
+        return MOMENTS if record.settings["landmarks"] == "federation" else FREE
     if record.settings["epsilon"] != "none":
         return CENTRAL if record.settings["noise"] == "central" else SHARES
     return ALONE if record.settings["weight"] == 0 else NONE
 
 
 def key(alpha: float, seed: int, settings: Any) -> tuple[Any, ...]:
-    return alpha, seed, *(settings[name] for name in ("epsilon", "noise", "weight"))
+    return alpha, seed, *(settings[name] for name in ("epsilon", "noise", "weight", "landmarks"))
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -71,7 +77,10 @@ def accuracies(records: Sequence[Record], alpha: float, kind: str, epsilon: floa
 
 
 def in_words(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.1f}" if values else ""
+    """The mean, and with several seeds how far apart the highest and the lowest are."""
+    if not values:
+        return ""
+    return f"{np.mean(values):.1f}" + (f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else "")
 
 
 def table(source: Path) -> None:
@@ -79,7 +88,9 @@ def table(source: Path) -> None:
     print(f"| alpha, {len({r.seed for r in records})} seed(s) | " + " | ".join(f"{e:g}" for e in EPSILONS), end="")
     print(f" | {NONE} | {ALONE} |\n" + "| --- " * (len(EPSILONS) + 3) + "|")
     for alpha in sorted({r.protocol["alpha"] for r in records}):
-        for kind in (CENTRAL, SHARES):
+        for kind in (CENTRAL, SHARES, MOMENTS, FREE):
+            if kind in (MOMENTS, FREE) and not any(kind_of(r) == kind for r in records):
+                continue
             noisy = [in_words(accuracies(records, alpha, kind, e)) for e in EPSILONS]
             ends = [in_words(accuracies(records, alpha, other, "none")) for other in (NONE, ALONE)]
             print(f"| {alpha:g}, {kind} | " + " | ".join([*noisy, *ends]) + " |")
@@ -105,9 +116,12 @@ def plot(source: Path, target: Path) -> None:
     figure, axes = plt.subplots(1, len(alphas), figsize=(4.6 * len(alphas), 3.4), layout="constrained", squeeze=False)
     for axis, alpha in zip(axes[0], alphas, strict=True):
         # Okabe and Ito's colours, and another marker for each: readable in print and for colour-blind readers.
-        for kind, colour, marker in ((CENTRAL, "#0072B2", "o"), (SHARES, "#D55E00", "s")):
+        drawn = ((CENTRAL, "#0072B2", "o"), (SHARES, "#D55E00", "s"), (MOMENTS, "#009E73", "^"), (FREE, "#CC79A7", "v"))
+        for kind, colour, marker in drawn:
             known = {e: accuracies(records, alpha, kind, e) for e in EPSILONS}
             xs = [e for e, values in known.items() if values]
+            if not xs:
+                continue
             axis.plot(xs, [np.mean(known[e]) for e in xs], marker=marker, color=colour, label=kind, linewidth=1.5)
         for kind, style in ((NONE, "-"), (ALONE, ":")):
             if values := accuracies(records, alpha, kind, "none"):
@@ -117,7 +131,7 @@ def plot(source: Path, target: Path) -> None:
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("accuracy, mean over clients (%)")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     figure.savefig(target, metadata={"Date": None})
 
 

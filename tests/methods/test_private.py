@@ -14,12 +14,13 @@ from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.federate import Terms
 from apfl.maths.hits import grid, left_out_prior
-from apfl.maths.noise import SENSITIVITY, IntegerRows
+from apfl.maths.noise import SENSITIVITY, IntegerRows, moments
 from apfl.maths.personalise import Rows, Shared, _unless_clear
-from apfl.maths.ridge import one_hot
+from apfl.maths.privacy import epsilon_spent
+from apfl.maths.ridge import Statistics, one_hot
 from apfl.maths.wire import description_bytes
 from apfl.methods import load_method, method_class
-from apfl.methods._private import WIDTH, Privacy
+from apfl.methods._private import MOMENTS, WIDTH, Privacy, _noisy_sum
 from apfl.methods._settings import settings_of
 
 NEEDS = "needs the privacy extra: pip install 'apfl[privacy]'"
@@ -49,7 +50,7 @@ def last(method, shards):
         ({"map": "random", "bits": 0}, "epsilon with map='random' given"),
         ({"bits": 0}, "epsilon with bits=0 given.*Give bits=24 to 32"),
         ({"bits": 16}, "epsilon with bits=16 given"),
-        ({"landmarks": "federation"}, "epsilon with landmarks='federation' given.*released without noise"),
+        ({"landmarks": "federation", "normalise": "columns"}, "epsilon with normalise='columns' and landmarks='fed"),
         ({"normalise": "auto"}, "epsilon with normalise='auto' and landmarks='free' given"),
         ({"normalise": "columns"}, "epsilon with normalise='columns' and landmarks='free' given"),
         ({"epsilon": 0}, "apfl.epsilon=0 given"),
@@ -80,7 +81,7 @@ def test_the_account_says_what_was_released():
     assert made.chosen["delta"] == 1e-6
     assert made.chosen["noise_mechanism"] == "discrete Gaussian, once at the server"
     assert made.chosen["released"] == "Phi'Phi, Phi'Y and class counts, once"
-    assert made.chosen["noise_sigma"] == pytest.approx(Privacy(4.0, 1e-6).sigma, rel=1e-12)
+    assert made.chosen["noise_sigma"] == pytest.approx(Privacy(4.0, 1e-6).sigma(), rel=1e-12)
     assert made.chosen["gamma"] == pytest.approx(made.chosen["noise_sigma"] * math.sqrt(64) / 2, rel=1e-12)
     assert last(released(4.0, gamma=7.0), clients()).chosen["gamma"] == 7.0
 
@@ -97,7 +98,7 @@ def test_the_sum_has_the_noise_that_the_account_says(noise, more):
     one, other = (method.streams(clients(), 3, seed) for seed in (0, 0))
     assert torch.equal(one.stats.class_counts, other.stats.class_counts)  # the same seed, whole numbers
     sigma = one.account["noise_sigma"]
-    assert sigma == pytest.approx(Privacy(2.0, 1e-5).sigma * math.sqrt(more), rel=1e-12)
+    assert sigma == pytest.approx(Privacy(2.0, 1e-5).sigma() * math.sqrt(more), rel=1e-12)
     encoding = IntegerRows(one.stats.width, 3, 24)
     exact = sum(encoding.encode(_within(phi), s.labels)[0] for phi, s in zip(one.phis, clients(), strict=True))
     off = (one.stats.crosscorrelation - encoding.decode(exact).crosscorrelation).flatten()
@@ -106,6 +107,97 @@ def test_the_sum_has_the_noise_that_the_account_says(noise, more):
 
 def _within(phi):
     return phi / phi.norm(dim=1, keepdim=True).clamp_min(1)
+
+
+# ------------------------------------------------------------------ landmarks of moments with a share of the budget
+
+
+@pytest.mark.parametrize("noise", ["central", "shares"])
+def test_moments_and_statistics_together_spend_the_budget(noise):
+    """By the law of Gaussian noise, too: inverse squares of noise multipliers add up."""
+    method = released(2.0, landmarks="federation", noise=noise)
+    account = method.streams(clients(), 3, 0).account
+    more = 1.0 if noise == "central" else 5 / 4  # 4 of 5 shares suffice
+    sigmas = [account[name] / math.sqrt(more) for name in ("noise_sigma_of_moments", "noise_sigma")]
+    assert account["epsilon_spent"] == pytest.approx(2.0, rel=1e-4)
+    assert account["epsilon_spent"] <= 2.0
+    assert epsilon_spent(sigmas[0] / SENSITIVITY, 1e-5) < 2.0
+    assert epsilon_spent(sigmas[1] / SENSITIVITY, 1e-5) < 2.0
+    assert sum(each**-2 for each in sigmas) == pytest.approx(Privacy(2.0, 1e-5).sigma() ** -2, rel=1e-9)
+    assert account["released"].startswith("moments of the normalised rows, once; Phi'Phi")
+
+
+def test_the_moments_have_the_noise_that_the_account_says():
+    """Of 300 draws of the noise of the same rows' moments."""
+    pytest.importorskip("dp_accounting", reason=NEEDS)
+    asked, rows = Privacy(2.0, 1e-5), [torch.nn.functional.normalize(own.features.double()) for own in clients()]
+    encoding, none = IntegerRows(12, 1, 24), [torch.zeros(len(own), dtype=torch.int64) for own in rows]
+    exact = sum(encoding.encode(own, of)[0] for own, of in zip(rows, none, strict=True))
+    drawn = [_noisy_sum(encoding, rows, none, asked, MOMENTS, "noise of moments", seed) for seed in range(300)]
+    off = torch.stack([each.vector for each in drawn]) - exact
+    for name, size in encoding.sizes(asked.sigma(MOMENTS)).items():
+        part = off[:, encoding.layout.places[name]].double()
+        if part.shape[1] > 1:  # of a single count 300 draws tell 4 % of the size
+            assert float(part.square().mean()) == pytest.approx(size**2, rel=0.05)
+    assert asked.sigma(MOMENTS) == pytest.approx(asked.sigma() / math.sqrt(MOMENTS))
+
+
+def test_no_two_sums_have_the_same_noise():
+    """Whoever knew one could take it out of the other."""
+    pytest.importorskip("dp_accounting", reason=NEEDS)
+    encoding, asked = IntegerRows(12, 1, 24), Privacy(2.0, 1e-5)
+    rows, none = [torch.zeros(1, 12, dtype=torch.float64)], [torch.zeros(1, dtype=torch.int64)]
+    one, other = (_noisy_sum(encoding, rows, none, asked, 0.5, purpose, 0).vector for purpose in ("a", "b"))
+    assert float((one == other).double().mean()) < 0.1
+
+
+def test_one_row_more_changes_the_moments_by_no_more_than_the_bound():
+    """Each entry over the size of its noise, for the longest rows that there are."""
+    encoding, rng = IntegerRows(12, 1, 24), torch.Generator().manual_seed(0)
+    rows = torch.randn(200, 12, generator=rng, dtype=torch.float64) ** 3
+    rows = torch.cat([rows / rows.norm(dim=1, keepdim=True), torch.eye(12, dtype=torch.float64)])
+    sizes = encoding.sizes(1.0)
+    for row in rows:
+        vector = encoding.encode(row[None], torch.zeros(1, dtype=torch.int64))[0].double()
+        parts = [vector[where] / sizes[name] for name, where in encoding.layout.places.items()]
+        assert float(torch.cat(parts).norm()) <= SENSITIVITY + 1e-12
+
+
+def test_landmarks_of_noisy_moments_follow_the_rows_only_through_the_noise():
+    """With much epsilon they are those of the moments without noise; the map of other rows is another."""
+    shards = clients(n_rows=400)
+    drawn = [released(e, landmarks="federation").streams(shards, 3, 0).primary_map.landmarks for e in (90.0, 0.2)]
+    exact = load_method("apfl", **PRIVATE | {"landmarks": "federation", "bits": 16}).streams(shards, 3, 0).primary_map
+    apart = [float((each.landmarks - exact.landmarks).norm(dim=1).mean()) for each in drawn]
+    assert apart[0] < 0.2  # rows are rounded, and few
+    assert apart[1] > 2 * apart[0]
+
+
+def test_noise_is_taken_out_of_the_moments_again():
+    """Three directions of rows stand out of the noise: the covariance is nearer to the true one than the noisy sum."""
+    rng, n, width, sigma = torch.Generator().manual_seed(1), 20_000, 100, 40.0
+    rows = torch.randn(n, width, generator=rng, dtype=torch.float64) * 0.2
+    rows[:, :3] += torch.randn(n, 3, generator=rng, dtype=torch.float64) * torch.tensor([4.0, 3.0, 2.0])
+    rows = torch.nn.functional.normalize(rows + 0.5)
+    noise = torch.randn(width, width, generator=rng, dtype=torch.float64) * sigma
+    noisy = rows.T @ rows + noise.tril() + noise.tril(-1).T
+    mean = rows.sum(0) + sigma * torch.randn(width, generator=rng, dtype=torch.float64)
+    told = moments(Statistics(noisy, mean[:, None], torch.tensor([float(n)]), n, float(n)), sigma)
+    true = rows.T @ rows / n
+    assert float((told.products - true).norm()) < 0.4 * float((noisy / n - true).norm())
+    assert float(told.products.trace()) == pytest.approx(1.0, rel=1e-6)  # rows of length one
+    assert float(torch.linalg.eigvalsh(told.products - torch.outer(told.sums, told.sums)).min()) >= -1e-12
+    assert torch.equal(told.sums, mean / n)
+    exact = moments(Statistics(rows.T @ rows, rows.sum(0)[:, None], torch.tensor([float(n)]), n, float(n)), 0.0)
+    torch.testing.assert_close(exact.products, true, rtol=0, atol=1e-9)
+
+
+def test_between_machines_moments_are_not_released():
+    with pytest.raises(InputError, match="landmarks='federation' given: between machines no moments"):
+        Terms(
+            "f", method=load_method("apfl", **PRIVATE | {"epsilon": 4.0, "landmarks": "federation"}),
+            class_names=("a", "b"), n_features=12, max_rows=60,
+        )  # fmt: skip
 
 
 def test_too_many_colluders_are_refused():

@@ -308,6 +308,23 @@ class Encoding:
             int(vector[places["n_copies"]]), vector[places["echo"]],
         )  # fmt: skip
 
+    def bounds(self, squares: float, most_of_a_class: int, n_clients: int) -> dict[str, int]:
+        """What entries of a sum do not pass in size if those of T'T on its diagonal, over D, do not pass ``squares``.
+
+        By the inequality of Cauchy and Schwarz, |(T'T)_ij|^2 <= (T'T)_ii (T'T)_jj, and of the rows of one class, which
+        are at most so many, |(T'Y)_ic|^2 <= n_c (T'T)_ii. Each client's rounding moves an entry by less than a step.
+        """
+        cross = math.sqrt(squares * most_of_a_class) / self.rounding.cross.step
+        return {name: math.ceil(most) + n_clients for name, most in (
+            ("below", squares / self.rounding.step), ("cross", cross),
+        )}  # fmt: skip
+
+    def bounds_told(self, vector: Tensor, n_clients: int) -> dict[str, int]:
+        """`bounds` by the diagonal and the class counts of the sum itself, which say what the other entries can be."""
+        places = self.layout.places
+        squares = (int(vector[places["diagonal"]].max()) + n_clients) * self.rounding.diagonal.step
+        return self.bounds(max(squares, 0.0), int(vector[places["class_counts"]].max()), n_clients)
+
     def squares(self, matrix: Tensor) -> float:
         """The sum of |phi|^2 over the rows behind T'T: tr R T'T R'."""
         return float((self._gram * matrix).sum())

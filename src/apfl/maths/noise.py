@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from apfl.maths.bits import Layout, Part
+from apfl.maths.landmarks import Spread
 from apfl.maths.ridge import Statistics, one_hot
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "accounted",
     "discrete_gaussian",
     "gamma_for",
+    "moments",
     "of_length_one",
     "positive",
     "sums_excess",
@@ -208,3 +210,23 @@ def accounted(encoding: IntegerRows, sigma: float, honest: int = 1) -> float:
 def gamma_for(sigma: float, width: int) -> float:
     """A quarter of the spectral norm of the noise of Phi'Phi, 2 sigma sqrt d."""
     return sigma * math.sqrt(width) / 2
+
+
+def moments(stats: Statistics, sigma: float) -> Spread:
+    """Mean and covariance behind the noisy sums of rows of length one, as those of one row; labels are all alike.
+
+    Noise of size s = sigma sqrt(l) / n in every direction moves an eigenvalue v of the covariance to v + s^2 / v, and
+    all that are below s to 2 s at most (Baik, Ben Arous and Peche, 2005). So those above are moved back, and what is
+    left of the trace, which is known because rows have length one, is spread evenly over the other directions.
+    """
+    n, width = stats.n_samples, stats.width
+    mean = stats.crosscorrelation[:, 0] / n
+    mean = mean / torch.linalg.vector_norm(mean).clamp_min(1)
+    values, vectors = torch.linalg.eigh(stats.autocorrelation / n - torch.outer(mean, mean))
+    noise, trace = sigma * math.sqrt(width) / n, 1 - float(mean.square().sum())
+    clear = values > 2 * noise
+    kept = torch.where(clear, (values + (values.square() - 4 * noise**2).clamp_min(0).sqrt()) / 2, 0)
+    kept *= min(1.0, trace / max(float(kept.sum()), 1e-12))
+    rest = max(0.0, trace - float(kept.sum())) / max(1, width - int(clear.sum()))
+    covariance = (vectors * torch.where(clear, kept, rest)) @ vectors.T
+    return Spread(1, mean, covariance + torch.outer(mean, mean))

@@ -16,11 +16,14 @@ from apfl.errors import InputError
 from apfl.federate import Coordinator, Site, Terms
 from apfl.federate.masked.counts import Counts, outline_of
 from apfl.federate.masked.inprocess import MaskedFederation
-from apfl.federate.masked.purposes import Purpose
+from apfl.federate.masked.purposes import WIDE, Purpose
 from apfl.federate.messages import open_publication
 from apfl.federate.secure import enlist
 from apfl.federate.secure.digits import Digits
 from apfl.maths.bits import Layout, Part
+from apfl.maths.dither import dither
+from apfl.maths.integers import Encoding, Rounding
+from apfl.maths.ridge import one_hot
 from tests.federate.federation_toys import FIXED as RANDOM
 from tests.federate.federation_toys import NAMES, draw_shard
 from tests.federate.masked.toys import METHOD, masked_sites, masked_terms
@@ -157,6 +160,58 @@ def test_sums_of_digits_are_digits_of_sums(data):
     np.testing.assert_array_equal(digits.join(total, n), sum(vectors))
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_sums_within_their_bounds_need_no_more_room_than_these(data):
+    """Whatever the members' ranges are; a sum at its bound comes back, and the modulus is never wider than without."""
+    bits, n = data.draw(st.integers(4, 30)), data.draw(st.integers(2, 50))
+    layout = Layout((Part("a", 40, bits), Part("b", 7, 20), Part("c", 5, 9, signed=False)))
+    bound = data.draw(st.integers(1, n * layout.parts[0].high))
+    digits, plain = Digits(layout, n, {"a": bound}), Digits(layout, n)
+    assert digits.length * digits.sum_bits <= plain.length * plain.sum_bits
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    low, high = (np.concatenate([np.full(p.size, getattr(p, end)) for p in layout.parts]) for end in ("low", "high"))
+    vectors = rng.integers(low, high, (n, layout.size), endpoint=True)
+    # Entries of any size whose sum is the bound, or minus the bound, or something between.
+    wanted = np.concatenate([[bound, -bound], rng.integers(-bound, bound, 38, endpoint=True)])
+    own = vectors[:, :40]
+    for k in range(n):
+        own[k] = np.clip(wanted - own[:k].sum(0) - own[k + 1 :].sum(0), -layout.parts[0].high, layout.parts[0].high)
+    assert int(np.abs(own.sum(0)).max()) == bound
+    sums = sum(digits.split(vector).astype(object) for vector in vectors)
+    total = np.array([int(each) % 2**digits.sum_bits for each in sums], np.uint64)
+    np.testing.assert_array_equal(digits.join(total, n), vectors.sum(0))
+
+
+def test_a_sum_beyond_its_bound_comes_back_wrong():
+    """So somebody has to see that it is: `Cohort` does."""
+    digits = Digits(Layout((Part("a", 100, 10),)), 100, {"a": 2000})
+    assert (digits.sum_bits, digits.whole) == (12, ("a",))
+    total = np.full(100, 2048 % 2**12, np.uint64)
+    assert digits.join(total, 100).tolist() == [-2048] * 100
+
+
+def test_statistics_say_what_their_entries_can_be():
+    """Cauchy and Schwarz, on integers of real rows, one site or several: no entry passes what the diagonal allows."""
+    rng = np.random.default_rng(0)
+    columns, beyond = torch.from_numpy(rng.uniform(0.2, 3.0, 12)), []
+    columns[:2] = 0.1  # the largest of the diagonal, and
+    for bits in (8, 12, 20):
+        encoding = Encoding(Rounding.for_rows(bits, 60), columns, 3)
+        vectors = []
+        for k in range(5):
+            phi = torch.from_numpy(rng.normal(size=(20 + 10 * k, 12)) * rng.exponential(1.0, 12))
+            phi[:, 1] = phi[:, 0]  # equal: such columns come up to the bound
+            labels = one_hot(torch.from_numpy(rng.integers(0, 3, len(phi))), 3)
+            vectors.append(encoding.encode_rows(phi, labels, dither(k, "x", phi.device), (0, None))[0])
+        for n in (1, 5):
+            told = encoding.bounds_told(sum(vectors[-n:]).numpy(), n)
+            for name, most in told.items():
+                assert int(sum(vectors[-n:])[encoding.layout.places[name]].abs().max()) <= most
+        beyond.append(told["below"] / int(sum(vectors)[encoding.layout.places["below"]].abs().max()))
+    assert min(beyond) < 1.2  # and the bound is not far from them
+
+
 def test_a_sum_outside_the_range_of_its_members_is_refused():
     digits = Digits(Layout((Part("a", 2, 16), Part("b", 1, 20, signed=False))), 3)
     total = digits.split(np.array([32767, -32767, 5]))
@@ -175,6 +230,47 @@ def test_statistics_cost_little_more_than_their_own_bits():
 
 
 # ---------------------------------------------------------------------------------------------- in the federation
+
+
+def summed_up(folder, room, monkeypatch, **given) -> tuple[np.ndarray, list[int]]:
+    """The sum of statistics, and the numbers of the sums that were made for it."""
+    monkeypatch.setattr("apfl.federate.masked.purposes.ROOM", {"federation": room})
+    made = []
+    with Coordinator(folder / "server", masked_terms(replace(FIXED, bits=20))) as server:
+        federation = MaskedFederation(server, masked_sites(folder), **given)
+        begin = federation.cohort.begin
+
+        def noted(purpose):
+            made.extend([purpose.number] * (purpose.what == "statistics"))
+            return begin(purpose)
+
+        federation.cohort.begin = noted
+        federation.sum_up()
+        told = {row["what"] for row in server.ledger.events(20)}
+        assert ("repeats statistics" in told) == (len(made) > 1)
+        return server.pool.running().vector, made
+
+
+def test_a_sum_that_its_room_may_not_hold_is_made_once_more_with_room_for_everything(tmp_path, monkeypatch):
+    pytest.importorskip("cryptography", reason=NEEDS)
+    usual, once = summed_up(tmp_path / "usual", 2.0, monkeypatch)
+    narrow, twice = summed_up(tmp_path / "narrow", 1e-9, monkeypatch)
+    assert (once, twice) == ([0], [0, WIDE])
+    np.testing.assert_array_equal(usual, narrow)
+
+
+def test_it_is_made_once_more_over_the_very_same_sites(tmp_path, monkeypatch):
+    """Of two sums over different sites the difference would tell one of them."""
+    pytest.importorskip("cryptography", reason=NEEDS)
+    rounds = []
+
+    def leaves(what: str, phase: str, name: str) -> bool:
+        rounds.append((what, phase, name))
+        second = rounds.count((what, "advertise", "site-0")) > 1
+        return not (what == "statistics" and second and name == "site-2")
+
+    with pytest.raises(InputError, match="the difference would tell a single site"):
+        summed_up(tmp_path, 1e-9, monkeypatch, answers=leaves)
 
 
 def test_a_class_that_one_site_has_stays_out_of_every_sum(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from apfl.federate import Coordinator, Site, Terms
 from apfl.federate.contribution import decode
 from apfl.federate.masked.rosters import collect, make_identity, read_identity, read_roster, rosters_of, write_roster
 from apfl.federate.masked.tables import summed
-from apfl.federate.secure import PHASES
+from apfl.federate.secure import PHASES, Roster, new_key, verifying_key
 from apfl.models.file import read
 from tests.federate.federation_toys import NAMES, draw_shard
 from tests.federate.masked.toys import METHOD, masked_terms
@@ -301,3 +302,22 @@ def test_identities_and_rosters_as_files(tmp_path):
     private.write_text("00")
     with pytest.raises(InputError, match="no key of 32 bytes"):
         read_identity(private)
+
+
+def test_a_changed_roster_is_refused_or_another_roster(tmp_path):
+    """Of 300 files with a changed byte: those that are read have another fingerprint, by which sites confirm them."""
+    path, rng, accepted = tmp_path / "roster.json", random.Random(0), 0
+    roster = Roster({name: verifying_key(new_key()) for name in ("north", "south", "west")})
+    write_roster(path, roster)
+    data = path.read_bytes()
+    for _ in range(300):
+        changed = bytearray(data)
+        changed[rng.randrange(len(changed))] = rng.randrange(256)
+        path.write_bytes(changed)
+        try:
+            told = read_roster(path)
+        except InputError:
+            continue
+        accepted += told.keys != roster.keys
+        assert (told.fingerprint == roster.fingerprint) == (told.keys == roster.keys)
+    assert 5 < accepted < 150  # another digit of a key, another letter of a name

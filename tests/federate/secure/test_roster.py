@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from fractions import Fraction
 from itertools import combinations
 from math import comb
@@ -172,3 +173,21 @@ def test_a_round_that_cannot_be_is_refused(data):
     assert data != ROUND.to_bytes()
     with pytest.raises(InputError):
         Round.from_bytes(data)
+
+
+def test_a_changed_round_is_refused_or_another_round():
+    """Of 400 rounds with a changed byte: none raises anything else, and none that is read has the id of the first."""
+    rng, accepted, data = random.Random(0), 0, ROUND.to_bytes()
+    for _ in range(400):
+        changed = bytearray(data)
+        changed[rng.randrange(len(changed))] = rng.randrange(256)
+        if bytes(changed) == data:
+            continue
+        try:
+            told = Round.from_bytes(bytes(changed))
+        except InputError:
+            continue
+        accepted += 1
+        assert told.id != ROUND.id
+        assert told.to_bytes() == bytes(changed)
+    assert 40 < accepted < 200  # digits of numbers, and letters of names and of the purpose

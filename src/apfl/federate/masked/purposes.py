@@ -3,12 +3,17 @@
 A round's purpose names the sum, the publication that it is for (0 for none), and a hash of the terms and of the
 cohort's counts. The purpose is part of every key and signature of the round (`apfl.federate.secure`): if a server tells
 one site other terms than another, their masks do not cancel.
+
+**How many bits a sum of statistics has.** Its entries off the diagonal of T'T are bounded by those on it, and these are
+about N for rows like the expected ones (`Encoding.bounds`). The modulus has room for `ROOM` times that instead of for K
+times the range of one site. The diagonal and the counts of the sum travel with room for everything. They tell whether
+all else fitted, and if not, the same sum is made once more, over the same members, with room for everything.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from apfl.errors import InputError, printable
 from apfl.federate.landmarks import Landmarks, spread_encoding
@@ -20,15 +25,21 @@ from apfl.federate.secure.digits import Digits
 from apfl.federate.terms import Terms
 from apfl.federate.wire import sha256
 from apfl.maths.bits import Layout, Part
+from apfl.maths.integers import Encoding
 
-__all__ = ["SUMS", "Purpose", "round_of"]
+__all__ = ["ROOM", "SUMS", "WIDE", "Purpose", "round_of"]
 
 SUMS = ("count", "moments", "pilot", "hits", "spread", "statistics", "table", "metrics")
+# Mean squares of a column, in those expected of it: landmarks of everyone's moments expect what rows are like. With
+# other landmarks up to 5.6 were seen, with these 1.8 (docs/benchmarks.md).
+ROOM = {"federation": 2.0}
+ROOM_OF_OTHERS = 8.0
+WIDE = 1  # the number of a sum of statistics with room for everything
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """One sum: of what, and for which publication."""
+    """One sum: of what, and for which publication; of statistics `WIDE`, if those with less room did not fit."""
 
     what: str
     number: int = 0
@@ -84,5 +95,19 @@ def round_of(
     noisy = terms.private and purpose.what == "statistics" and landmarks is not None
     layout = noisy_layout(terms, roster) if noisy else purpose.layout(terms, landmarks, counts, trial)
     digits = Digits(layout, len(roster))
+    if purpose == Purpose("statistics") and not noisy and landmarks is not None and counts is not None:
+        digits = _narrow(landmarks, terms, counts, layout, len(roster))
     text = purpose.text(terms, counts, trial)
     return Round(terms.federation, roster.fingerprint, number, text, digits.length, digits.sum_bits), digits
+
+
+def _narrow(landmarks: Landmarks, terms: Terms, counts: Counts, layout: Layout, n_members: int) -> Digits:
+    """Digits with room for statistics like the expected ones. One place of the echo has no more rows than a site."""
+    encoding = landmarks.encoding(terms)
+    assert isinstance(encoding, Encoding)
+    assert terms.most_rows is not None
+    squares = ROOM.get(terms.method.landmarks, ROOM_OF_OTHERS) * counts.n_samples
+    most = encoding.bounds(squares, max(counts.rows), n_members)
+    echo = min(terms.most_rows.bit_length(), 16)
+    parts = (replace(part, bits=echo) if part.name == "echo" else part for part in layout.parts)
+    return Digits(Layout(tuple(parts)), n_members, most)

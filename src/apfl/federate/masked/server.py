@@ -16,7 +16,7 @@ from apfl.errors import InputError
 from apfl.federate.coordinator import Coordinator
 from apfl.federate.masked.counts import Counts, outline_of, tells_ranges
 from apfl.federate.masked.pilot import Trial, asked_of, scaling_of
-from apfl.federate.masked.purposes import Purpose, round_of
+from apfl.federate.masked.purposes import WIDE, Purpose, round_of
 from apfl.federate.masked.site import token
 from apfl.federate.masked.tables import cohorts, summed, write_rosters, write_summed
 from apfl.federate.plausible import check_integers
@@ -97,7 +97,7 @@ class Cohort:
         if coordinator.spreading:
             return Purpose("spread")
         if not self.members:
-            return Purpose("statistics")
+            return Purpose("statistics", int(coordinator.ledger.get(f"wide {self.roster.fingerprint}") or 0))
         current = coordinator.ledger.current()
         if current is None or not coordinator.terms.wants_tables:
             return None
@@ -239,9 +239,22 @@ class Cohort:
         assert landmarks is not None
         encoding = landmarks.encoding(coordinator.terms)
         if isinstance(encoding, Encoding):  # noise leaves nothing to check
+            if not self._fits(done, vector, encoding):
+                return
             check_integers(vector, encoding, coordinator.terms, len(survivors))
         tokens = {name: token(done.aggregator.round_, name) for name in survivors}
         coordinator.pool.add_sum(self.roster.fingerprint, vector, tokens, done.aggregator.round_.n_bytes)
+
+    def _fits(self, done: MaskedRound, vector: np.ndarray, encoding: Encoding) -> bool:
+        """Whether no entry can have passed the modulus; if one can, the sum is owed once more, with more room."""
+        told = encoding.bounds_told(torch.from_numpy(vector), len(done.aggregator.survivors))
+        if all(told[name] < 2 ** (done.digits.sum_bits - 1) for name in done.digits.whole):
+            return True
+        ledger = self.coordinator.ledger
+        with ledger.transaction():
+            ledger.put(f"wide {self.roster.fingerprint}", str(WIDE))
+            ledger.event("repeats statistics", members=len(done.aggregator.survivors))
+        return False
 
     def _kept(self, done: MaskedRound, vector: np.ndarray) -> None:
         ledger, purpose = self.coordinator.ledger, done.purpose

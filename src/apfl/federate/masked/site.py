@@ -167,9 +167,11 @@ class MaskedSite:
         """Of a sum, whatever the counts and the settled terms: a server could make others, for a second sum.
 
         With one landmark changed most columns would be the same, and the difference of the sums would tell a site.
+        Statistics are one sum, also if they are made once more with more room.
         """
         purpose = Purpose.of(self._round())
-        return f"{self._round().roster} {purpose.what} {purpose.number}"
+        number = 0 if purpose.what == "statistics" else purpose.number
+        return f"{self._round().roster} {purpose.what} {number}"
 
     def _unmasked(self, terms: Terms) -> dict[str, str]:
         """Purpose -> the members of the sum that this site unmasked."""

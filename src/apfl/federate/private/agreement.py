@@ -31,6 +31,11 @@ def check_terms(terms: Terms) -> None:
             f"terms with epsilon={method.epsilon} and normalise={method.normalise!r} given: between machines nothing "
             "under noise follows from moments. Give normalise='root' (features that are never negative) or 'row'"
         )
+    if method.landmarks == "federation":
+        raise InputError(
+            f"terms with epsilon={method.epsilon} and landmarks='federation' given: between machines no moments are "
+            "released. Give a file of public features, or landmarks='free'"
+        )
     if method.noise == "shares" and not terms.masked:
         raise InputError(
             f"terms with epsilon={method.epsilon} and noise='shares' given, but without masks: a share of the noise is "
