@@ -150,7 +150,7 @@ def _evidence(ridges: Sequence[float], n: int, values: Tensor, reached: Tensor, 
     lost, left, volume = [], [], []
     for ridge in ridges:
         keep = ridge / (values + ridge)
-        lost.append(len(keep) - keep.sum())
+        lost.append((values / (values + ridge)).sum())
         left.append(beyond + (reached * keep).sum())
         volume.append(torch.log1p(values / ridge).sum())
     return Evidence(n, *(torch.stack(each).double().cpu() for each in (lost, left, volume)))

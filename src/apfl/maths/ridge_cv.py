@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["RIDGES", "PlainRidge", "PlainSystem", "plain_ridge", "plain_system"]
+__all__ = ["CONSTANT", "RIDGES", "PlainRidge", "PlainSystem", "plain_ridge", "plain_system"]
 
 RIDGES = tuple(10.0 ** (step / 2) for step in range(-6, 7))  # of columns of unit variance: 0.001 to 1000
 CONSTANT = 1e-12  # of a column's mean: a standard deviation that is rounding
@@ -94,10 +94,13 @@ class PlainSystem:
         return self.squares / (self.squares + ridge)
 
 
-def plain_system(n: int, sums: Tensor, products: Tensor, level: Tensor, crossed: Tensor) -> PlainSystem:
+def plain_system(
+    n: int, sums: Tensor, products: Tensor, level: Tensor, crossed: Tensor, least: Tensor | None = None
+) -> PlainSystem:
     """From the sums (l,) and products X'X (l, l) of n rows, the mean of their targets (t,), and X'Y (l, t).
 
-    Columns far from zero lose digits here: give sums of centred ones.
+    Columns far from zero lose digits here: give sums of centred ones, and the ``least`` spread of one that is not
+    constant.
 
     >>> rows = torch.linspace(-1, 1, 21).double()[:, None]
     >>> y = 3 * rows + 1
@@ -108,7 +111,7 @@ def plain_system(n: int, sums: Tensor, products: Tensor, level: Tensor, crossed:
     mean = sums / n
     centred = products - torch.outer(sums, mean)
     spread = (centred.diagonal() / n).clamp_min(0).sqrt()
-    spread = torch.where(spread > CONSTANT * mean.abs(), spread, torch.inf)
+    spread = torch.where(spread > (CONSTANT * mean.abs() if least is None else least), spread, torch.inf)
     squares, vectors = torch.linalg.eigh(centred / spread[:, None] / spread)
     real = squares > 1e-13 * squares[-1].clamp_min(math.ulp(0.0))
     squares, vectors = squares[real], vectors[:, real]
