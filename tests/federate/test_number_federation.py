@@ -59,16 +59,20 @@ def test_the_federations_models_and_bytes_are_the_simulators(case, tmp_path):
     assert (found.payload_up, found.payload_down) == (round_.bytes_up, round_.bytes_down)
 
 
-def test_a_site_that_is_better_off_alone_goes_alone_in_both(tmp_path):
-    """One site's targets are the others' with the sign turned."""
-    shards = [draw_targets(n, k) for k, n in enumerate((60, 60, 60, 60))]
-    shards[3] = replace(shards[3], targets=-shards[3].responses(0))
+def test_a_site_that_is_better_off_alone_goes_alone_in_both(tmp_path, monkeypatch):
+    """Whoever is not clearly worse off goes alone here: the models of it are other ones."""
+    shards = [draw_targets(n, k) for k, n in enumerate(SIZES)]
+    usual = simulate(number_sites(tmp_path / "usual", shards), number_terms(), tmp_path / "usual" / "server")
+    monkeypatch.setattr("apfl.methods._numbers.CLEARLY", -2.0)
     (round_,) = APFL().rounds(shards, len(TARGETS), 0)
     found = simulate(number_sites(tmp_path, shards), number_terms(), tmp_path / "server")
     for own, model in zip(models_of(found.models), round_.models, strict=True):
         assert gap(own, model.scores(probe())) < 1e-9
-    assert round_.chosen["alone"] == [3]
-    assert [read(path).settings["alone"] for path in found.models] == [False, False, False, True]
+    alone = [k for k, path in enumerate(found.models) if read(path).settings["alone"]]
+    assert alone == round_.chosen["alone"]
+    assert alone
+    pairs = zip(models_of(found.models), models_of(usual.models), strict=True)
+    assert [k for k, pair in enumerate(pairs) if not torch.equal(*pair)] == alone
 
 
 def test_the_order_of_the_sites_and_of_their_columns_changes_nothing(tmp_path):
