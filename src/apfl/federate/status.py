@@ -175,6 +175,8 @@ def summary(folder: str | Path) -> dict[str, Any]:
         "rows": current["n"], "gamma": current["gamma"], "width": state["terms"]["method"]["d_primary"],
         "classes": state["terms"]["class_names"], "sha256": current["sha256"],
     }  # fmt: skip
+    if state["terms"].get("target", "classification") != "classification":
+        values["targets"] = values.pop("classes")
     if state["privacy"]:
         values |= {"epsilon_spent": state["privacy"]["epsilon"], "delta": state["privacy"]["delta"]}
     if reported:

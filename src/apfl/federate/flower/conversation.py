@@ -103,7 +103,8 @@ class Conversation:
         if client in answers.gone:  # it may come back if whoever runs the server has put its key back
             returns = node in self.sites.vouched and self._owes(client, "return", answers)
             return "return" if returns else None
-        wanted = (phase for phase in PHASES if phase != "evaluate" or self.policy.evaluate)
+        evaluates = self.policy.evaluate and not self.coordinator.draft.numeric  # columns have no accuracy
+        wanted = (phase for phase in PHASES if phase != "evaluate" or evaluates)
         return next((phase for phase in wanted if self._owes(client, phase, answers)), None)
 
     def _owes(self, site: str, phase: str, answers: Answers) -> bool:
