@@ -57,6 +57,18 @@ class Scale:
         std = rows.std(0, correction=0)
         return Scale(rows.mean(0), torch.where(std > 0, std, torch.ones_like(std)))
 
+    @staticmethod
+    def of_sums(n: int, sums: Tensor, squares: Tensor) -> Scale:
+        """That of n rows with these sums and sums of squares (c,). A spread that is lost to rounding is none.
+
+        >>> Scale.of_sums(2, torch.tensor([4.0, 10.0]), torch.tensor([10.0, 50.0])).std.tolist()
+        [1.0, 1.0]
+        """
+        mean = sums.double() / n
+        variance = squares.double() / n - mean.square()
+        constant = variance <= 1e-12 * mean.square()
+        return Scale(mean, torch.where(constant, 1.0, variance.clamp_min(0).sqrt()))
+
     def apply(self, values: Tensor) -> Tensor:
         """Values in standard deviations from the mean."""
         return (values - self.mean.to(values.device)) / self.std.to(values.device)

@@ -5,7 +5,8 @@ within-class scatter Phi'Phi - Phi'Y D^-1 Y'Phi is, so one Cholesky factorisatio
 sums that are too long for their counts, and an n too small for the matrix. Rows that were scaled and mapped as agreed
 bound the trace as well.
 
-Under landmark terms statistics are one vector of integers (`apfl.maths.integers`), and `plausible` checks it.
+Under landmark terms statistics are one vector of integers (`apfl.maths.integers`), and `plausible` checks it. With
+numbers or labels as targets they are floating-point numbers on the widest map; no target can be bounded.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from apfl.maths.bits import squeeze
 from apfl.maths.dither import Uniform
 from apfl.maths.integers import OF_ONE_LENGTH, Encoding, statistics_layout
 from apfl.maths.leaveout import ECHO
+from apfl.maths.regression import NumberStatistics, number_statistics
 from apfl.maths.ridge import Statistics, gram, one_hot, statistics
 from apfl.maths.wire import (
     Form,
@@ -43,6 +45,7 @@ from apfl.maths.wire import (
     from_message,
     message,
     rounded_bytes,
+    spread_bytes,
     statistics_bytes,
     statistics_shapes,
 )
@@ -54,6 +57,7 @@ __all__ = [
     "decode",
     "encode",
     "encode_integers",
+    "encode_numbers",
     "encode_private",
     "encode_sums",
     "largest_answer",
@@ -87,10 +91,13 @@ class Contribution:
     sha256: str
     n_bytes: int
     integers: np.ndarray | None = None  # of landmark terms: what is added to the sum
+    numeric: bool = False  # whether targets are columns
 
     @cached_property
     def statistics(self) -> Statistics:
         """What is added to the sum under a random map, in float64."""
+        if self.numeric:
+            return replace(from_message(self.tensors, NumberStatistics), n_copies=self.n_copies)
         sent = self.tensors.get("echo")
         return replace(from_message(self.tensors), n_copies=self.n_copies, echo=None if sent is None else sent.long())
 
@@ -190,6 +197,20 @@ def encode(
         return sealed
 
 
+def encode_numbers(phi: Tensor, targets: Tensor, terms: Terms, client: str, nonce: str, n_copies: int) -> bytes:
+    """A client's rows on the widest map, with columns as targets, as the bytes it sends; the same for the same rows."""
+    header = {**_header("triangle", len(phi), terms, client, nonce), "n_copies": n_copies}
+    with _enough_memory(terms):
+        if form_for(len(phi), terms.width) == "triangle":
+            sealed = seal(KIND, header, message(number_statistics(phi, targets, n_copies)))
+            with suppress(InputError):
+                check(decode(sealed, terms), terms)
+                return sealed
+        sealed = seal(KIND, {**header, "form": "factor"}, factor_message(phi, targets))
+        check(decode(sealed, terms), terms)
+        return sealed
+
+
 @contextmanager
 def _enough_memory(terms: Terms) -> Iterator[None]:
     """An error in words if statistics of this size do not fit into memory."""
@@ -206,7 +227,7 @@ def _enough_memory(terms: Terms) -> Iterator[None]:
 
 def decode(data: bytes, terms: Terms) -> Contribution:
     """The message as tensors of the sizes agreed; nothing is allocated for any other."""
-    if terms.landmarked:
+    if terms.landmarked and not terms.numeric:
         return _decode_integers(data, terms)
 
     def expected(header: dict[str, Any]) -> Expected:
@@ -218,7 +239,7 @@ def decode(data: bytes, terms: Terms) -> Contribution:
             "n_samples": (("I64",), ()),
             "target_energy": (("F64",), ()),
         }
-        if "n_copies" in header:  # messages kept by earlier versions have none
+        if "n_copies" in header and not terms.numeric:  # messages kept by earlier versions have none
             small = {**small, "echo": (("I16",), (ECHO,))}
         form = text(header, "form")
         if form not in get_args(Form):
@@ -236,7 +257,7 @@ def decode(data: bytes, terms: Terms) -> Contribution:
         raise InputError(
             f"n contradicts itself: {n_copies} copies among {n} rows, or an echo that {n} rows do not have"
         )
-    return Contribution(client, form, n, nonce, n_copies, tensors, sha256(data), len(data))
+    return Contribution(client, form, n, nonce, n_copies, tensors, sha256(data), len(data), numeric=terms.numeric)
 
 
 def _decode_integers(data: bytes, terms: Terms) -> Contribution:
@@ -274,7 +295,7 @@ def _echoes(echo: Tensor, n: int) -> bool:
 
 def upload_bytes(terms: Terms, n_samples: int) -> int:
     """What the statistics of so many rows weigh at most, without the echo."""
-    if terms.landmarked:  # most integers travel in fewer bits
+    if terms.landmarked and not terms.numeric:  # most integers travel in fewer bits
         return rounded_bytes(terms.width, terms.n_classes, terms.bits)
     return statistics_bytes(n_samples, terms.width, terms.n_classes, terms.dtype)
 
@@ -291,6 +312,8 @@ def largest_answer(terms: Terms) -> int:
 
 def _largest(terms: Terms, *, once: bool) -> int:
     beside = 2 * LARGEST_HEADER  # a header; the echo, or a description's moments
+    if terms.numeric and terms.outlined:
+        return beside + spread_bytes(terms.n_in, full=terms.spread == "full")
     if terms.trying:
         return beside + largest_statistics(terms)
     if terms.outlined and terms.spread is not None:
@@ -303,6 +326,10 @@ def _largest(terms: Terms, *, once: bool) -> int:
 
 def check(contribution: Contribution, terms: Terms, landmarks: Landmarks | None = None) -> None:
     """Refuse what cannot be the statistics of n rows under these terms, with the reason."""
+    if terms.numeric:
+        with _enough_memory(terms):
+            _check_numbers(contribution, terms)
+        return
     if contribution.integers is not None and terms.private:
         with _enough_memory(terms):
             check_rows(contribution.integers, terms)
@@ -323,6 +350,33 @@ def check(contribution: Contribution, terms: Terms, landmarks: Landmarks | None 
         definite = _factor_fits(contribution, terms) if contribution.form == "factor" else _definite(stats, terms)
     if not definite:
         raise InputError(_why_indefinite(stats, terms))
+
+
+def _check_numbers(contribution: Contribution, terms: Terms) -> None:
+    """Refuse sums that no n rows have: phi begins with a one, and the landmarks' part is at most one long."""
+    tensors, n, stats = contribution.tensors, contribution.n_samples, contribution.statistics
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"{name} contains NaN or infinity")
+    if n < 1 or int(tensors["n_samples"]) != n:
+        raise InputError(f"n contradicts itself: {n} in the header, {int(tensors['n_samples'])} in the message")
+    if terms.row_limit is not None and n > terms.row_limit:
+        raise InputError(
+            f"{n} rows; the terms let one client contribute at most {terms.row_limit}: send a part of them"
+        )
+    matrix, crossed, energy = stats.autocorrelation, stats.crosscorrelation, stats.target_energy
+    diagonal, landmarks = matrix.diagonal(), matrix.diagonal()[-(terms.n_landmarks or 0) :]
+    if float(diagonal.max()) >= LARGEST or energy >= LARGEST:
+        raise InputError(f"absurd scale: a sum of squares of {max(float(diagonal.max()), energy):.3g}; repair the rows")
+    slack = ROUNDING[terms.wire] * 10 * (n + float(diagonal.max()) + energy)
+    if abs(float(matrix[0, 0]) - n) > slack or float(diagonal.min()) < 0 or float(landmarks.sum()) > n * (1 + 1e-3):
+        raise InputError(f"n contradicts the matrix: other sums of squares than {n} rows have")
+    if float((crossed[0] - stats.class_counts).abs().max()) > slack:
+        raise InputError("the sums of the targets contradict the matrix: the column of ones says otherwise")
+    if float((crossed.square().sum(1) - diagonal * energy).max()) > slack * (1 + float(diagonal.max())):
+        raise InputError("n contradicts the matrix: sums of products with the targets that are too long")
+    if contribution.form == "triangle" and not positive(matrix.clone(), _allowed(stats, terms)):
+        raise InputError("the autocorrelation is indefinite beyond rounding: no rows have these sums of products")
 
 
 def check_statistics(stats: Statistics, terms: Terms) -> None:

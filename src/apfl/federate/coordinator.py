@@ -25,6 +25,8 @@ from apfl.federate.masked import leaving as masked_leaving
 from apfl.federate.masked.tables import choice_of_sums
 from apfl.federate.messages import open_description, open_table, seal_choice
 from apfl.federate.names import check_name
+from apfl.federate.numbers.server import NumberChoice
+from apfl.federate.numbers.server import draw as draw_numbers
 from apfl.federate.piloting import Choice, Piloting, Stage
 from apfl.federate.pool import Pool
 from apfl.federate.private import account
@@ -191,17 +193,26 @@ class Coordinator:
     def _draw(self) -> Terms:
         """The outline with its landmarks."""
         outline = Terms.from_json(self.outline())
+        if self.draft.numeric:
+            self._check_spread(outline)
+            return self._kept(*draw_numbers(outline, (row["data"] for row in self.ledger.spreads())))
+        self._check_spread(outline)
+        # One at a time: those of all clients may not fit into memory.
+        return self._drawn(outline, (open_spread(row["data"], outline).integers for row in self.ledger.spreads()))
+
+    def _check_spread(self, outline: Terms) -> None:
         n_spreads = len(self.ledger.answered("spreads"))
         if outline.spread is not None and n_spreads < self.draft.quorum:
             raise InputError(
                 f"{n_spreads} clients have sent the moments that landmarks are drawn from; the quorum is "
                 f"{self.draft.quorum}"
             )
-        # One at a time: those of all clients may not fit into memory.
-        return self._drawn(outline, (open_spread(row["data"], outline).integers for row in self.ledger.spreads()))
 
     def _drawn(self, outline: Terms, spreads: Iterable[np.ndarray]) -> Terms:
-        terms, data = draw(outline, spreads, public_spread(self.ledger, outline))
+        return self._kept(*draw(outline, spreads, public_spread(self.ledger, outline)))
+
+    def _kept(self, terms: Terms, data: bytes) -> Terms:
+        """Settled terms, with the message that has their landmarks."""
         self.ledger.blobs.put(LANDMARKS, data)
         with self.ledger.transaction():
             self.ledger.put("landmarks", LANDMARKS)
@@ -418,16 +429,45 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------- choosing
 
     def table(self, data: bytes, sender: str | None = None) -> Receipt:
-        """Take a client's table of left-out hits under the current publication."""
-        return self._written_down(
-            "table", data, sender, lambda: intake.take_table(self.ledger, self.terms, data, sender)
-        )
+        """Take a client's table of left-out hits under the current publication, or of the stage that is waited for."""
+        return self._written_down("table", data, sender, lambda: self._table(data, sender))
+
+    def _table(self, data: bytes, sender: str | None) -> Receipt:
+        if self.terms.numeric:
+            return self._number_choice.take(data, sender)
+        return intake.take_table(self.ledger, self.terms, data, sender)
+
+    @property
+    def _number_choice(self) -> NumberChoice:
+        return NumberChoice(self.ledger, self.pool, self.terms)
+
+    @property
+    def stage(self) -> str:
+        """With columns as targets, the stage of the choice whose tables are waited for; empty otherwise."""
+        current = self.ledger.current()
+        if current is None or self._terms is None or not self._terms.numeric:
+            return ""
+        return self._number_choice.stage(current["number"])
+
+    def chosen_so_far(self) -> bytes:
+        """What the stages before this one have chosen for the current publication; empty before the first."""
+        current = self.ledger.current()
+        return b"" if current is None else self._number_choice.so_far(current["number"])
+
+    def choose_stage(self) -> str:
+        """End the stage that is waited for, with the tables at hand; its name."""
+        current = self.ledger.current()
+        if current is None or not self.stage:
+            raise InputError("no stage of a choice waits for tables")
+        return self._number_choice.choose(current)
 
     def choose(self) -> bytes:
         """The settings that the tables at hand choose, for everyone."""
         current = self.ledger.current()
         if current is None:
             raise InputError("nothing is published yet, so there is nothing to choose settings for")
+        if self.terms.numeric:
+            return self._number_choice.chosen(current["number"])
         if self.terms.masked:
             return choice_of_sums(self.ledger, self.terms, current)
         number, terms = current["number"], self.terms
@@ -446,6 +486,8 @@ class Coordinator:
         return self._written_down("metrics", data, sender, lambda: self._measured(data, sender))
 
     def _measured(self, data: bytes, sender: str | None) -> Receipt:
+        if self.terms.numeric:
+            raise InputError("numbers and labels have no accuracy that a server could keep")
         if self.terms.private:
             raise InputError("an accuracy would tell of rows without noise; under epsilon none is taken")
         return intake.take_metrics(self.ledger, self.terms, data, sender)
@@ -521,7 +563,7 @@ class Coordinator:
 
     def influence(self) -> dict[str, float]:
         """Each member's influence on the current publication, by name (`apfl.federate.influence`)."""
-        private = self.draft.private  # one member's influence would tell of its rows without noise
+        private = self.draft.private or self.draft.numeric  # it would tell of a member's rows without noise
         found = influence_of_members(self.ledger, self.pool, self.terms) if self.settled and not private else {}
         members = self.pool.members() if found else {}
         return {client: found[digest] for client, digest in members.items() if digest in found}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from apfl.data.federation import Shard
-from apfl.errors import InputError
+from apfl.errors import InputError, printable
 from apfl.federate.landmarks import spread_encoding
 from apfl.federate.private.disclosure import lines_of
 from apfl.federate.terms import Terms
@@ -24,6 +24,8 @@ from apfl.maths.wire import form_for, statistics_shapes
 from apfl.methods.apfl import APFL
 
 __all__ = [
+    "NEVER",
+    "PLAIN",
     "WhatLeaves",
     "default_masked",
     "leaves_of",
@@ -44,6 +46,11 @@ NEVER = "never: rows, images, labels of single rows, the personal model; metrics
 
 def select(train: Shard, class_names: Sequence[str], terms: Terms) -> Shard:
     """A client's rows under these terms, or under a draft: labels in the federation's order, and what is shared."""
+    if terms.numeric:
+        raise InputError(
+            f"rows with classes given; this federation's terms say {terms.target}. Give join --target {terms.target}, "
+            f"with the columns {printable(', '.join(terms.class_names or ()))} as --label-column"
+        )
     if terms.n_features is not None and train.features.shape[1] != terms.n_features:
         raise InputError(
             f"features of width {train.features.shape[1]} given; the federation agreed on {terms.n_features}: "

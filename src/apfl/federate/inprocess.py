@@ -8,6 +8,7 @@ from pathlib import Path
 
 from apfl.errors import InputError
 from apfl.federate.coordinator import Coordinator
+from apfl.federate.numbers.site import NumberSite
 from apfl.federate.roll import detached
 from apfl.federate.site import Site
 from apfl.federate.terms import Terms
@@ -49,7 +50,8 @@ class _Traffic:
     def terms(self, agreement: bytes) -> bytes:
         self.n_bytes += len(agreement)
         terms = Terms.from_json(agreement)
-        self.payload += 8 * (len(terms.mean or ()) + len(terms.std or ()))
+        scales = (terms.mean, terms.std, terms.column_std, terms.target_mean, terms.target_std)
+        self.payload += 8 * sum(len(each or ()) for each in scales)
         return agreement
 
 
@@ -80,6 +82,8 @@ def simulate(sites: Sequence[Site], terms: Terms, folder: str | Path) -> Simulat
             sent = up.message(site.statistics(down.terms(agreement)))
             _taken(server.accept(sent, site.name))
         server.publish()
+        while server.stage:
+            _stage(server, sites, agreement, up, down)
         if server.terms.wants_tables:
             for site in sites:
                 sent = up.message(site.table(agreement, server.deliver(site.name)))
@@ -87,7 +91,9 @@ def simulate(sites: Sequence[Site], terms: Terms, folder: str | Path) -> Simulat
         choice = server.choose()
         models = []
         for site in sites:  # a site that was sent the publication for its table keeps it; here it is read again
-            published = down.message(server.deliver(site.name))
+            published = server.deliver(site.name)
+            if not server.terms.numeric:
+                down.message(published)
             models.append(site.refine(agreement, published, down.message(choice)))
         for site in sites:
             server.confirm(site.name, 1)
@@ -114,6 +120,18 @@ def _pilot(server: Coordinator, sites: Sequence[Site], up: _Traffic, down: _Traf
     for site in sites:
         sent = up.message(site.pilot_table(trial, down.message(server.pilot_primaries(site.name))))
         _taken(server.pilot_table(sent, site.name))
+
+
+def _stage(server: Coordinator, sites: Sequence[Site], agreement: bytes, up: _Traffic, down: _Traffic) -> None:
+    """Everyone's tables of one stage of the choice; the publication goes along with the first."""
+    chosen = server.chosen_so_far()
+    for site in sites:
+        assert isinstance(site, NumberSite)
+        published = server.deliver(site.name)
+        down.message(chosen or published)
+        sent = up.message(site.table(agreement, published, chosen))
+        _taken(server.table(sent, site.name))
+    server.choose_stage()
 
 
 def _spread(server: Coordinator, sites: Sequence[Site], up: _Traffic, down: _Traffic) -> None:

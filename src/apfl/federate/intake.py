@@ -16,6 +16,7 @@ from apfl.federate.contribution import Contribution, check, decode
 from apfl.federate.landmarks import open_spread
 from apfl.federate.ledger import Ledger
 from apfl.federate.messages import open_description, open_metrics, open_table
+from apfl.federate.numbers.messages import open_spread as open_number_spread
 from apfl.federate.pool import Pool
 from apfl.federate.terms import FEWEST_SHARING, Description, Terms
 from apfl.federate.wire import sha256
@@ -117,7 +118,8 @@ def take_spread(ledger: Ledger, outline: Terms | None, terms: Terms | None, data
         raise InputError("these terms draw no landmarks from moments, or not yet")
     if terms is not None:
         raise InputError("the landmarks are drawn already; these moments come too late, and are not needed")
-    spread, digest = open_spread(data, outline), sha256(data)
+    opened = open_number_spread if outline.numeric else open_spread
+    spread, digest = opened(data, outline), sha256(data)
     client = same_client(spread.client, sender)
     described = ledger.description_of(client)
     if described is None or spread.n_samples > described["n"]:
@@ -257,10 +259,23 @@ def _check_described(description: Description, draft: Terms, terms: Terms | None
         raise InputError(f"features of width {description.n_features}; the others have {agreed}: use the same backbone")
     if draft.max_rows is not None and description.n_samples > draft.max_rows:
         raise InputError(f"{description.n_samples} rows described; one client contributes at most {draft.max_rows}")
+    if draft.numeric:
+        _check_columns(description, draft)
+        return
     strange = set(description.class_names) - set(draft.class_names or description.class_names)
     if strange:
         raise InputError(
             f"class {min(strange)!r} is not among those agreed: {', '.join((draft.class_names or ())[:8])}"
+        )
+
+
+def _check_columns(description: Description, draft: Terms) -> None:
+    """The columns of Y must be those of the terms."""
+    given, agreed = set(description.class_names), set(draft.class_names or ())
+    if given != agreed:
+        raise InputError(
+            f"target columns {printable(', '.join(sorted(given)[:8]))} described; the terms have "
+            f"{', '.join((draft.class_names or ())[:8])}: all sites need the same"
         )
 
 

@@ -44,6 +44,7 @@ __all__ = [
     "read_landmarks",
     "seal_landmarks",
     "seal_spread",
+    "settled_with",
     "spread_encoding",
     "unpacked",
 ]
@@ -58,7 +59,7 @@ class Landmarks:
     """The map of a federation, and the unit of each column of what travels."""
 
     feature_map: LandmarkMap
-    mean_squares: Tensor  # D (d,), float32
+    mean_squares: Tensor  # D (d,), float32; none with numbers as targets, whose sums are no integers
     centred: CentredMap | None = None  # under epsilon: the map about its centre, which both streams use
 
     def encoding(self, terms: Terms) -> Encoding | IntegerRows:
@@ -194,6 +195,11 @@ def draw(outline: Terms, spreads: Iterable[np.ndarray], public: Spread | None = 
         drawn = Landmarks(about.landmarks, torch.ones(about.width), about)
     else:
         drawn = Landmarks(*draw_landmarks(d, seed, shared, torch.zeros(1, 1)))
+    return settled_with(outline, drawn)
+
+
+def settled_with(outline: Terms, drawn: Landmarks) -> tuple[Terms, bytes]:
+    """The terms that name these landmarks, and the message that has them."""
     data, fingerprint = seal_landmarks(outline.federation, drawn), drawn.feature_map.fingerprint
     settled = replace(
         outline, fingerprints=(fingerprint, fingerprint), n_landmarks=drawn.feature_map.width,
@@ -207,7 +213,10 @@ def seal_landmarks(federation: str, landmarks: Landmarks) -> bytes:
     feature_map = landmarks.feature_map
     tensors = {"points": feature_map.packed(), "scale": feature_map.scale}
     beside = landmarks.centred
-    tensors |= {"mean_squares": landmarks.mean_squares} if beside is None else centred_tensors(beside)
+    if beside is not None:
+        tensors |= centred_tensors(beside)
+    elif len(landmarks.mean_squares):
+        tensors["mean_squares"] = landmarks.mean_squares
     return seal(KIND, {"federation": federation}, tensors)
 
 
@@ -218,19 +227,21 @@ def open_landmarks(data: bytes, terms: Terms) -> Landmarks:
             f"other landmarks than agreed (hash {sha256(data)[:12]}, agreed {str(terms.landmarks_sha256)[:12]}); get "
             "them again from the server"
         )
-    d, n_in = terms.width, terms.n_in
+    d, n_in = terms.n_landmarks or terms.width, terms.n_in
     n_bytes = packed_bytes(d * n_in, landmark_bits(n_in))
     beside: Expected = expected_centre(d) if terms.private else {"mean_squares": (("F32",), (d,))}
+    if terms.numeric:
+        beside = {}
     shapes: Expected = {"points": (("U8",), (n_bytes,)), "scale": (("F32",), (n_in,)), **beside}
     _, tensors = unseal(KIND, data, lambda header: shapes)
-    for name in ("scale",) if terms.private else ("scale", "mean_squares"):
+    for name in ("scale",) if terms.private or terms.numeric else ("scale", "mean_squares"):
         if not bool(((tensors[name] > 0) & torch.isfinite(tensors[name])).all()):
             raise InputError(f"landmarks whose {name} is not positive; get them again from the server")
     feature_map = LandmarkMap.unpacked(tensors["points"], tensors["scale"], d)
     if terms.private:
         found = Landmarks(feature_map, torch.ones(d), open_centred(feature_map, tensors))
     else:
-        found = Landmarks(feature_map, tensors["mean_squares"])
+        found = Landmarks(feature_map, torch.zeros(0) if terms.numeric else tensors["mean_squares"])
     if found.feature_map.fingerprint != (terms.fingerprints or ("",))[0]:
         raise InputError("landmarks that are not those of the terms; get them again from the server")
     return found

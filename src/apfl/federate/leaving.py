@@ -11,12 +11,16 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from apfl.errors import InputError
 from apfl.federate.ledger import Row
+from apfl.federate.numbers.server import primary_on_widest
 from apfl.federate.sums import RunningSum
 from apfl.federate.terms import Terms
 from apfl.maths.personalise import solve_primary
+from apfl.maths.regression import NumberStatistics
+from apfl.maths.ridge import Statistics
 
 if TYPE_CHECKING:
     from apfl.federate.coordinator import Coordinator
@@ -141,6 +145,7 @@ def _remains(draft: Terms, agreed: Terms) -> tuple[str, ...]:
         "the width of the map, which followed the number of rows described": draft.method.d_primary == "auto"
         and not draft.private,
         "the normalisation, which followed the moments described": draft.method.normalise == "auto"
+        and not draft.numeric
         and agreed.pilot is None,
         "the normalisation, which followed the moments described and the left-out hits of the pilot": agreed.pilot
         is not None,
@@ -151,7 +156,10 @@ def _remains(draft: Terms, agreed: Terms) -> tuple[str, ...]:
         and draft.method.landmarks == "federation"
         and agreed.settled,
         "the step of the integers, which followed the numbers of rows described": draft.landmarked
-        and not draft.private,
+        and not (draft.private or draft.numeric),
+        "mean and std of the targets": agreed.target_mean is not None,
+        "its part in everyone's sum, for members that keep the former one beside the new one": draft.numeric
+        and agreed.settled,
     }
     return tuple(what for what, was_open in open_terms.items() if was_open)
 
@@ -162,14 +170,23 @@ def _difference(a: RunningSum, b: RunningSum, terms: Terms) -> float | None:
         return 0.0
     if not b.n_samples:
         return None
-    one, other = (solve_primary(each.statistics(), terms.method.gamma).weights for each in (a, b))
+    one, other = (_primary(each.statistics(), terms)[0] for each in (a, b))
     return float((one - other).norm() / other.norm())
+
+
+def _primary(stats: Statistics, terms: Terms) -> tuple[Tensor, float]:
+    """The primary of a sum and its ridge; with columns as targets, that on the widest map."""
+    if isinstance(stats, NumberStatistics):
+        on_widest = primary_on_widest(stats, terms)
+        return on_widest.weights, on_widest.gamma
+    primary = solve_primary(stats, terms.method.gamma)
+    return primary.weights, primary.gamma
 
 
 def _residual(running: RunningSum, terms: Terms) -> float:
     """|(S + gamma I) G - B| / |B|: how well the primary solves the equations without the client."""
     stats = running.statistics()
-    primary = solve_primary(stats, terms.method.gamma)
-    left = torch.addmm(stats.crosscorrelation, stats.autocorrelation, primary.weights, beta=-1)
-    left += primary.gamma * primary.weights
+    weights, gamma = _primary(stats, terms)
+    left = torch.addmm(stats.crosscorrelation, stats.autocorrelation, weights, beta=-1)
+    left += gamma * weights
     return float(left.norm() / stats.crosscorrelation.norm())

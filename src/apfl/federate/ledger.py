@@ -66,6 +66,7 @@ CREATE TABLE refusals (id INTEGER PRIMARY KEY, client TEXT, what TEXT NOT NULL, 
   bytes INTEGER NOT NULL, reason TEXT NOT NULL, received REAL NOT NULL);
 CREATE TABLE events (id INTEGER PRIMARY KEY, at REAL NOT NULL, what TEXT NOT NULL, client TEXT, detail TEXT NOT NULL);
 """
+EVERYONE = ""  # in place of a client's name: what was chosen for all
 DIGEST = "digest of the rest"  # in meta
 OF_TERMS = (  # in meta, what goes with the settled terms
     "terms", "terms_digest", "outline", "outline_digest", "trial", "trial_digest", "landmarks", "sum", "sum_sha256",
@@ -80,6 +81,7 @@ DECISIVE = (
     "client, part, sha256, n FROM pilots",
     "client, sha256, n, form, blob, folded FROM contributions",
     "sha256, 1 FROM departed", "number, blob, sha256, gamma, unit, n FROM publications",
+    "publication, client, stage, sha256, n FROM stages",
     "publication, client, sha256 FROM members", "client, publication, confirmed FROM holders",
     "client, publication, sha256, n FROM tables WHERE publication = (SELECT MAX(number) FROM publications)",
 )  # fmt: skip
@@ -95,6 +97,9 @@ CREATE TABLE pilots (client TEXT NOT NULL, part TEXT NOT NULL, sha256 TEXT NOT N
 CREATE TABLE spreads (client TEXT PRIMARY KEY REFERENCES clients ON DELETE CASCADE, sha256 TEXT NOT NULL,
   n INTEGER NOT NULL, bytes INTEGER NOT NULL, data BLOB NOT NULL, received REAL NOT NULL);
 CREATE TABLE landmarks (client TEXT PRIMARY KEY, sent REAL NOT NULL);
+CREATE TABLE stages (publication INTEGER NOT NULL REFERENCES publications ON DELETE CASCADE, client TEXT NOT NULL,
+  stage TEXT NOT NULL, sha256 TEXT NOT NULL, n INTEGER NOT NULL, bytes INTEGER NOT NULL, data BLOB NOT NULL,
+  received REAL NOT NULL, PRIMARY KEY (publication, client, stage));
 """  # tables that a folder of an earlier version gets when it is opened to write
 OVERVIEW = """
 SELECT k.name, k.since, k.gone, d.n AS described, d.bytes AS description_bytes, c.n, c.sha256, c.form,
@@ -241,7 +246,7 @@ class Ledger:
     def _check_unchanged(self, path: Path) -> None:
         """Refuse a database that is not as the last transaction left it; an earlier version kept no digest."""
         (sound,) = self.db.execute("PRAGMA integrity_check(1)").fetchone()
-        tables = [each for each in ("descriptions", "tables", "spreads", "pilots") if self._has_table(each)]
+        tables = [each for each in ("descriptions", "tables", "spreads", "pilots", "stages") if self._has_table(each)]
         # Moments are emptied once landmarks are drawn, and so is a pilot once it is over.
         data = (row for table in tables for row in self._rows(f"SELECT sha256, data FROM {table} WHERE length(data)"))
         if (
@@ -588,6 +593,44 @@ class Ledger:
             received=time.time(),
         )  # fmt: skip
 
+    def staged(self, number: int | None, stage: str) -> frozenset[str]:
+        """The clients whose table of this stage of the choice for a publication is here."""
+        query = "SELECT client FROM stages WHERE publication = ? AND stage = ? AND client != ?"
+        rows = self._rows(query, number, stage, EVERYONE) if self._has_table("stages") else []
+        return frozenset(row["client"] for row in rows)
+
+    def stage_tables(self, number: int, stage: str) -> Iterator[Row]:
+        """These tables, in the order of the clients' names, one at a time."""
+        query = "SELECT * FROM stages WHERE publication = ? AND stage = ? AND client != ? ORDER BY client"
+        return self._each(query, number, stage, EVERYONE)
+
+    def stage_of(self, number: int, stage: str, client: str) -> Row | None:
+        """A client's table of a stage."""
+        query = "SELECT * FROM stages WHERE publication = ? AND stage = ? AND client = ?"
+        return self._row(query, number, stage, client)
+
+    def chosen_in(self, number: int, stage: str) -> Row | None:
+        """What was chosen in a stage, for everyone."""
+        return self.stage_of(number, stage, EVERYONE)
+
+    def write_stage(self, client: str, number: int, stage: str, sha256: str, n: int, data: bytes) -> None:
+        """Keep a client's table of a stage."""
+        self._insert(
+            "stages", publication=number, client=client, stage=stage, sha256=sha256, n=n, bytes=len(data), data=data,
+            received=time.time(),
+        )  # fmt: skip
+
+    def write_chosen(self, number: int, stage: str, sha256: str, data: bytes) -> None:
+        """Keep what was chosen in a stage, for everyone."""
+        self.write_stage(EVERYONE, number, stage, sha256, 0, data)
+
+    def stage_bytes(self, number: int | None) -> dict[str, int]:
+        """What each client's tables of the stages under a publication weigh."""
+        if not self._has_table("stages"):  # a folder of an earlier version
+            return {}
+        query = "SELECT client, SUM(bytes) AS bytes FROM stages WHERE publication = ? AND client != ? GROUP BY client"
+        return {row["client"]: row["bytes"] for row in self._rows(query, number, EVERYONE)}
+
     def write_metrics(self, client: str, number: int, accuracy: float, n_test: int) -> None:
         """Keep what a client reports, in place of its former report."""
         self.know(client)
@@ -649,7 +692,17 @@ class Ledger:
         """What the ledger says about a client: all of it (``forget``), or all but that it was there and left."""
         self.put("scrub", "due")
         kept = ("events", "refusals") if forget else ()
-        for table in ("descriptions", "pilots", "spreads", "landmarks", "metrics", "tables", "holders", *kept):
+        for table in (
+            "descriptions",
+            "pilots",
+            "spreads",
+            "landmarks",
+            "metrics",
+            "tables",
+            "stages",
+            "holders",
+            *kept,
+        ):
             self.db.execute(f"DELETE FROM {table} WHERE client = ?", (client,))
         if forget:
             self._unname(client)

@@ -38,10 +38,14 @@ def seal_description(description: Description, draft: Terms) -> bytes:
         tensors |= {"row_sums": told.row.sums, "row_squares": told.row.squares}
     if own is not None:
         tensors |= {"sums": own.sums, "squares": own.squares, "sizes": own.sizes}
+    if description.targets is not None:
+        tensors |= {"target_sums": description.targets.sums, "target_squares": description.targets.squares}
     header = {
         **address(draft, description.client), "n": description.n_samples, "n_features": description.n_features,
         "classes": list(description.class_names),
     }  # fmt: skip
+    if draft.numeric:
+        header["target"] = draft.target
     if description.unsuited:
         header["unsuited"] = list(description.unsuited)
     return seal("description", header, tensors)
@@ -60,10 +64,14 @@ def open_description(data: bytes, draft: Terms) -> Description:
         if draft.pilots:
             more = ("root_sums", "root_squares", "row_sums", "row_squares")
             extra = {**extra, **dict.fromkeys(more, (("F64",), size))}
+        if draft.numeric:
+            extra = {**extra, **dict.fromkeys(("target_sums", "target_squares"), (("F64",), (draft.n_classes,)))}
         return {"n": (("I64",), ()), **extra}
 
     header, tensors = unseal("description", data, expected)
     names, n = _described_classes(header, draft), count(header, "n")
+    if draft.numeric:
+        return _described_numbers(header, tensors, draft)
     if n < 1 or n < len(names) * draft.min_per_class:
         raise InputError(f"a description of {n} rows in {len(names)} classes contradicts itself")
     client, n_features = check_name("client", text(header, "client")), count(header, "n_features", 2**24)
@@ -75,6 +83,28 @@ def open_description(data: bytes, draft: Terms) -> Description:
         return Description(client, n, n_features, names, own)
     root, row = (_moments_of_one_length(n, tensors, how) for how in ("root", "row"))
     return Description(client, n, n_features, names, described=Described(own, root, row), unsuited=_unsuited(header))
+
+
+def _described_numbers(header: Mapping[str, Any], tensors: Mapping[str, Tensor], draft: Terms) -> Description:
+    """A description whose targets are columns: those of the terms, in any order."""
+    names, n = _described_classes(header, draft), count(header, "n")
+    if n < 1 or header.get("target") != draft.target:
+        raise InputError(
+            f"a description of {n} rows for {str(header.get('target'))[:40]}; the terms say {draft.target}"
+        )
+    none = torch.zeros(3, dtype=torch.float64)
+    targets = Moments(n, tensors["target_sums"], tensors["target_squares"], none)
+    _check_squares(targets)
+    if draft.target == "multilabel" and not (
+        torch.equal(targets.sums, targets.squares)
+        and torch.equal(targets.sums, targets.sums.round())
+        and 0 <= float(targets.sums.min()) <= float(targets.sums.max()) <= n
+    ):
+        raise InputError(f"numbers of labels that {n} rows do not have: each row has a label or has it not")
+    return Description(
+        check_name("client", text(header, "client")), n, count(header, "n_features", 2**24), names,
+        _described_moments(n, tensors, "none"), targets=targets,
+    )  # fmt: skip
 
 
 def _described_classes(header: Mapping[str, Any], draft: Terms) -> tuple[str, ...]:

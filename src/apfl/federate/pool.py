@@ -19,7 +19,7 @@ from apfl.federate.blobs import FolderError
 from apfl.federate.contribution import Contribution, decode
 from apfl.federate.landmarks import Landmarks
 from apfl.federate.ledger import Ledger
-from apfl.federate.sums import LARGEST, ExactSum, IntegerSum, RunningSum
+from apfl.federate.sums import LARGEST, ExactSum, IntegerSum, NumberSum, RunningSum
 from apfl.federate.terms import Terms
 from apfl.federate.wire import sha256
 
@@ -193,11 +193,15 @@ class Pool:
         return fresh
 
     def _zero(self) -> RunningSum:
+        if self.terms.numeric:
+            return NumberSum.zero(self.terms.width, self.terms.n_classes)
         if self.landmarks is not None:
             return IntegerSum.zero(self.landmarks.encoding(self.terms))
         return ExactSum.zero(self.terms.width, self.terms.n_classes)
 
     def _of(self, tensors: Mapping[str, Tensor]) -> RunningSum:
+        if self.terms.numeric:
+            return NumberSum.from_tensors(tensors, self.terms.width, self.terms.n_classes)
         if self.landmarks is not None:
             return IntegerSum.from_tensors(tensors, self.landmarks.encoding(self.terms))
         return ExactSum.from_tensors(tensors, self.terms.width)

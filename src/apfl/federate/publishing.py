@@ -62,7 +62,29 @@ def publish(ledger: Ledger, pool: Pool, terms: Terms) -> Publication:
     members, current = pool.members(), ledger.current()
     if current is not None and ledger.members(current["number"]) == members:
         return load(ledger, current)
-    account = None
+    number = ledger.last_number() + 1
+    data, gamma, unit, n = (_sealed_numbers if terms.numeric else _sealed)(ledger, pool, terms, number)
+    blob = f"publication-{number}.safetensors"
+    ledger.blobs.put(blob, data)
+    with ledger.transaction():
+        ledger.write_publication(
+            members, number, blob=blob, sha256=sha256(data), bytes=len(data), gamma=gamma, unit=unit, n=n
+        )
+        ledger.event("published", number=number, members=len(members), n=n, gamma=gamma)
+    return Publication(number, data, tuple(members), n, gamma)
+
+
+Sealed = tuple[bytes, float, float, int]  # a publication; its gamma, the unit of beta, the rows behind it
+
+
+def _sealed_numbers(ledger: Ledger, pool: Pool, terms: Terms, number: int) -> Sealed:
+    from apfl.federate.numbers.server import seal  # it reads publications, too
+
+    return seal(terms, number, pool, list(pool.members().values()))
+
+
+def _sealed(ledger: Ledger, pool: Pool, terms: Terms, number: int) -> Sealed:
+    account, members = None, pool.members()
     if terms.private:
         noisy = noisy_sum(ledger, pool, terms)
         primary, account = noisy_primary(noisy, terms), noisy.account
@@ -71,17 +93,8 @@ def publish(ledger: Ledger, pool: Pool, terms: Terms) -> Publication:
     stats = primary.stats
     shared = primary.with_leverage(terms.method.sketch, terms.seed) if terms.wants_leverage else primary.shared
     unit = primary.unit(terms.refinement_width)
-    number = ledger.last_number() + 1
     data = seal_publication(
         terms, number, primary.weights, primary.gamma, unit, stats.class_counts, shared.sketch, list(members.values()),
         account,
     )  # fmt: skip
-    blob = f"publication-{number}.safetensors"
-    ledger.blobs.put(blob, data)
-    with ledger.transaction():
-        ledger.write_publication(
-            members, number, blob=blob, sha256=sha256(data), bytes=len(data), gamma=primary.gamma, unit=unit,
-            n=stats.n_samples,
-        )  # fmt: skip
-        ledger.event("published", number=number, members=len(members), n=stats.n_samples, gamma=primary.gamma)
-    return Publication(number, data, tuple(members), stats.n_samples, primary.gamma)
+    return data, primary.gamma, unit, stats.n_samples

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from apfl.errors import InputError
 
-__all__ = ["Enrolled", "Members", "Proof", "Roll", "attached", "detached", "digest_of", "members_told"]
+__all__ = ["Enrolled", "Members", "OfMembers", "Proof", "Roll", "attached", "detached", "digest_of", "members_told"]
 
 SIZE = 32  # bytes of a hash
 MAGIC = b"APFLroll"  # read as the length of a header this is more than any message has
@@ -95,6 +95,14 @@ class Enrolled:
 
     def __len__(self) -> int:
         return self.n
+
+
+class OfMembers(Protocol):
+    """What a client is sent that has a part of several clients in it."""
+
+    @property
+    def members(self) -> Members:
+        """The hashes of what these contributed."""
 
 
 def digest_of(hashes: Iterable[str]) -> dict[str, Any]:

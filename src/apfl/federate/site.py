@@ -39,6 +39,7 @@ from apfl.federate.pilot import seal_table as seal_pilot_table
 from apfl.federate.private.agreement import encoding_of
 from apfl.federate.private.shares import OwnAccount, noisy_vector
 from apfl.federate.remember import difference, remembered
+from apfl.federate.roll import OfMembers
 from apfl.federate.secure.roster import Roster
 from apfl.federate.terms import Description, Terms
 from apfl.federate.wire import sha256
@@ -101,11 +102,15 @@ class Site:
 
         ``reading`` are the options of `load_dataset`.
         """
-        dataset = load_dataset(data, target="classification", **reading)  # federations have classes alone
+        dataset = load_dataset(data, **({"target": "classification"} | reading))  # unless another one is stated
         protocol = Protocol(test_fraction=test_fraction, test_column=test_column, group_column=group_column)
         rows, rng = np.arange(len(dataset.labels)), np.random.default_rng(seed)
         train, test = map(sharding(dataset, protocol), halving(dataset, protocol)(rows, rng))
         about = about_features(dataset, protocol)
+        if dataset.target != "classification":
+            from apfl.federate.numbers.site import NumberSite  # it is a site, too
+
+            cls = NumberSite
         return cls(folder, name, train, dataset.class_names, test if len(test) else None, about)
 
     # ---------------------------------------------------------------------------------------- what leaves
@@ -596,7 +601,7 @@ class Site:
         draft = self.home(terms) / "draft.json"
         return (Terms.from_json(draft.read_bytes()) if draft.is_file() else terms).method.normalise
 
-    def _is_member(self, terms: Terms, broadcast: Broadcast) -> bool:
+    def _is_member(self, terms: Terms, broadcast: OfMembers) -> bool:
         """Whether these very rows are in the publication."""
         published = (told for digest, told in self._sent(terms).items() if digest in broadcast.members)
         return any(self._difference(terms, told) is None for told in published)

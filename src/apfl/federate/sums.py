@@ -7,7 +7,8 @@ Floating-point addition rounds, so that (a + b) - b is not a. Here every entry x
 and integers are added. The sum does not depend on the order, on grouping, or on who came and went. `Statistics` whose
 entries pass 2^42, or whose mean square is far from 1, do not fit and are refused (`apfl.federate.contribution`).
 
-Under landmark terms contributions are integers to begin with (`IntegerSum`).
+Under landmark terms contributions are integers to begin with (`IntegerSum`); with numbers as targets no count is a
+whole number (`NumberSum`).
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from apfl.errors import InputError
 from apfl.maths.integers import Encoding
 from apfl.maths.leaveout import ECHO
 from apfl.maths.noise import IntegerRows
+from apfl.maths.regression import NumberStatistics
 from apfl.maths.ridge import Statistics
 from apfl.maths.wire import pack, unpack
 
-__all__ = ["LARGEST", "ExactSum", "ExactVector", "IntegerSum", "RunningSum"]
+__all__ = ["LARGEST", "ExactSum", "ExactVector", "IntegerSum", "NumberSum", "RunningSum"]
 
 HI, LO = 20, 72  # binary digits after the point
 CARRY = LO - HI
@@ -244,4 +246,70 @@ class IntegerSum:
         return IntegerSum(encoding, tensors["integers"].numpy())
 
 
-RunningSum = ExactSum | IntegerSum
+@dataclass(eq=False)
+class NumberSum:
+    """The running sum of statistics whose targets are numbers; the same face as `ExactSum`."""
+
+    width: int
+    n_targets: int
+    vector: ExactVector  # the packed triangle, then Phi'Y row by row, the sums of the targets, and their energy
+    n_samples: int = 0
+    n_copies: int = 0
+
+    @staticmethod
+    def zero(width: int, n_targets: int) -> NumberSum:
+        """The sum of nothing."""
+        size = width * (width + 1) // 2 + width * n_targets + n_targets + 1
+        return NumberSum(width, n_targets, ExactVector.zero(size))
+
+    def add(self, stats: Statistics, sign: int = 1) -> None:
+        """Add a client's statistics, or with ``sign`` -1 take them away again."""
+        if (stats.width, stats.n_classes) != (self.width, self.n_targets):
+            raise InputError(
+                f"statistics of width {stats.width} with {stats.n_classes} targets do not fit a sum of width "
+                f"{self.width} with {self.n_targets}"
+            )
+        energy = stats.class_counts.new_tensor([stats.target_energy])
+        parts = (pack(stats.autocorrelation), stats.crosscorrelation.reshape(-1), stats.class_counts, energy)
+        self.vector.add(torch.cat(parts).numpy(), sign)
+        self.n_samples += sign * stats.n_samples
+        self.n_copies += sign * stats.n_copies
+
+    def statistics(self) -> NumberStatistics:
+        """The sum, rounded once to float64."""
+        values = torch.from_numpy(self.vector.values())
+        triangle, crossed = self.width * (self.width + 1) // 2, self.width * self.n_targets
+        return NumberStatistics(
+            unpack(values[:triangle]), values[triangle : triangle + crossed].reshape(self.width, -1).clone(),
+            values[triangle + crossed : -1].clone(), self.n_samples, float(values[-1]), self.n_copies,
+        )  # fmt: skip
+
+    def largest(self) -> float:
+        """Size of the largest entry."""
+        return self.vector.largest()
+
+    def copy(self) -> NumberSum:
+        """The same sum, to be changed on its own."""
+        vector = ExactVector(self.vector.hi.copy(), self.vector.lo.copy())
+        return NumberSum(self.width, self.n_targets, vector, self.n_samples, self.n_copies)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NumberSum):
+            return NotImplemented
+        words = ((self.vector.hi, other.vector.hi), (self.vector.lo, other.vector.lo))
+        counts = (self.n_samples, self.n_copies) == (other.n_samples, other.n_copies)
+        return counts and all(np.array_equal(*pair) for pair in words)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sum as data."""
+        counts = torch.tensor([self.n_samples, self.n_copies])
+        return {"hi": torch.from_numpy(self.vector.hi), "lo": torch.from_numpy(self.vector.lo), "counts": counts}
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, Tensor], width: int, n_targets: int) -> NumberSum:
+        """The sum back from data."""
+        vector = ExactVector(tensors["hi"].numpy(), tensors["lo"].numpy())
+        return NumberSum(width, n_targets, vector, *tensors["counts"].tolist())
+
+
+RunningSum = ExactSum | IntegerSum | NumberSum

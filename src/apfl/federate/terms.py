@@ -7,6 +7,9 @@ With landmarks `settle` gives an *outline*, under which clients send the moments
 terms name the landmarks that were drawn from the sum by their hash (`apfl.federate.landmarks`). If the normalisation is
 open, *trial* terms come before the outline: under them sites try every normalisation on a narrow map
 (`apfl.federate.pilot`).
+
+With numbers or several labels as targets (``target``) class names are the names of their columns, and
+`apfl.federate.numbers` says what else is different.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
+from apfl.data.targets import Scale, Target
 from apfl.errors import InputError, printable, unknown
 from apfl.federate.names import check_name
 from apfl.federate.private.agreement import check_terms, outlined
@@ -37,6 +41,7 @@ from apfl.maths.personalise import Choice, Plan
 from apfl.maths.pilot import Described
 from apfl.methods import load_method
 from apfl.methods._analytic import stream_maps
+from apfl.methods._numbers import landmark_number
 from apfl.methods._streams import PUBLIC
 from apfl.methods.apfl import APFL
 
@@ -60,12 +65,14 @@ TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  #
 AtLeastOne = Annotated[int, Field(ge=1)]
 HALF = 0.5  # max_share of a new server: nobody outweighs all others together
 FEWEST_SHARING = 3  # of two clients the larger always has more than half
+FEWEST_LATE = 2  # with numbers as targets: of one late site, the others would learn its sums from the difference
 FEWEST_IN_SUM = 3  # sites of a masked sum, unless min_cohort is larger: of two, each learns the other's part
 # Every site's upload and model has a column for each class, so one site's list must not fix everyone's size. Ten times
 # ImageNet's; whoever has more states them in the terms.
 MOST_CLASSES = 10_000
 LATER = ("max_rows", "max_share", "most_rows", "spread", "n_landmarks", "landmarks_sha256", "masked", "pilot",
-         "public_sha256", "public_rows", "releases", "sigma")  # fmt: skip
+         "public_sha256", "public_rows", "releases", "sigma", "target", "column_std", "target_mean",
+         "target_std")  # fmt: skip
 LATER_SETTINGS = {  # what terms without them mean
     "map": "random", "landmarks": "federation", "bits": 0, "weight": 1.0,
     "epsilon": "none", "delta": 1e-5, "noise": "central", "colluders": 0,
@@ -108,6 +115,10 @@ class Terms:
     masked: bool = False  # whether the server only ever sees sums over sites; then it keeps no contributions either
     releases: AtLeastOne = 1  # under epsilon: noisy sums that the budget is for; one for each join, leave, late cohort
     sigma: Annotated[float, Field(gt=0)] | None = None  # under epsilon: noise of an entry of a sum, once outlined
+    target: Target = "classification"  # what is predicted; otherwise class names are those of columns of Y
+    column_std: tuple[float, ...] | None = None  # with such columns: of the features behind landmarks, once outlined
+    target_mean: tuple[float, ...] | None = None  # likewise: of the targets, once outlined
+    target_std: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         check_name("federation", self.federation)
@@ -116,7 +127,9 @@ class Terms:
                 "terms with sketch=0 given: it would send every client the factor of the summed system, from which "
                 "two members read each other's statistics. Use 1 or more columns (default 128)"
             )
-        if self.landmarked:
+        if self.numeric:
+            self._check_numeric()
+        elif self.landmarked:
             self._check_landmarked()
         if self.private:
             if self.masked:  # the server sees no sum that it could add noise to
@@ -128,8 +141,30 @@ class Terms:
             object.__setattr__(self, "keep_contributions", False)
         names = self.class_names
         check_class_names(names or ())
-        if names is not None and (len(set(names)) < len(names) or len(names) < 2):
-            raise InputError(f"class names {list(names)[:8]} given; there must be at least two, and all must differ")
+        least = 1 if self.numeric else 2
+        if names is not None and (len(set(names)) < len(names) or len(names) < least):
+            wanted = "one column" if self.numeric else "two"
+            raise InputError(f"names {list(names)[:8]} given; there must be at least {wanted}, and all must differ")
+
+    def _check_numeric(self) -> None:
+        """Refuse terms that numbers and labels do not have, and those under which one site's sums would be known."""
+        self.method.numbers(self.target)
+        what = f"terms with target={self.target!r}"
+        if self.masked:
+            raise InputError(
+                f"masked {what} given: masks need integers of an agreed range, which targets do not have. Start the "
+                "server with --plain: it then sees what each site sends"
+            )
+        if self.class_names is None:
+            raise InputError(f"{what} without the names of their columns given: state them (--classes price,rent)")
+        if self.quorum < FEWEST_SHARING or self.min_cohort < FEWEST_LATE:
+            raise InputError(
+                f"{what}, quorum {self.quorum} and min_cohort {self.min_cohort} given: every member is sent the sums "
+                f"over all, and could subtract its own. Allowed are a quorum of {FEWEST_SHARING} or more, and late "
+                f"cohorts of {FEWEST_LATE} or more"
+            )
+        if self.wire != "float64":
+            raise InputError(f"{what} and wire={self.wire!r} given: a small gamma needs the digits of float64")
 
     def _check_landmarked(self) -> None:
         method = self.method
@@ -181,8 +216,13 @@ class Terms:
         return self.method.private
 
     @property
+    def numeric(self) -> bool:
+        """Whether targets are numbers or several labels: columns of Y (`apfl.federate.numbers`)."""
+        return self.target != "classification"
+
+    @property
     def landmarked(self) -> bool:
-        """Whether both streams share one landmark map, and statistics are integers."""
+        """Whether landmarks are drawn: one map for both streams, with statistics as integers; or part of several."""
         return self.method.map == "landmarks"
 
     @property
@@ -198,7 +238,7 @@ class Terms:
     @property
     def pilots(self) -> bool:
         """Whether a pilot chooses the normalisation, before or while it does so."""
-        return self.landmarked and self.method.normalise == "auto"
+        return self.landmarked and not self.numeric and self.method.normalise == "auto"
 
     @property
     def trying(self) -> bool:
@@ -208,7 +248,7 @@ class Terms:
     @property
     def row_limit(self) -> int | None:
         """The most rows of one client that count: the cap, and what the range of the integers has room for."""
-        room = None if self.most_rows is None else int(ROOM * self.most_rows)
+        room = None if self.most_rows is None or self.numeric else int(ROOM * self.most_rows)
         return min((limit for limit in (self.max_rows, room) if limit is not None), default=None)
 
     @property
@@ -242,7 +282,7 @@ class Terms:
     @property
     def wants_tables(self) -> bool:
         """Whether clients send tables of left-out hits."""
-        return self.choice.open and self.choice.scope != "client"
+        return self.choice.open and self.choice.scope != "client" and not self.numeric
 
     @property
     def wants_leverage(self) -> bool:
@@ -252,6 +292,8 @@ class Terms:
     @property
     def width(self) -> int:
         """Columns of Phi."""
+        if self.numeric:  # the widest map: a constant, the features, landmarks
+            return 1 + (self.n_features or 0) + (self.n_landmarks or 0)
         if self.landmarked:
             return self.n_landmarks or int(self.method.d_primary)
         return int(self.method.d_primary) + self.method.intercept
@@ -267,7 +309,10 @@ class Terms:
         return sha256(self.to_json().encode())
 
     def normaliser(self) -> Normaliser:
-        """The scaling that all clients use."""
+        """The scaling that all clients use; with columns as targets, that of what landmarks are compared with."""
+        if self.numeric:
+            mean, std = (torch.tensor(each, dtype=torch.float64) for each in (self.mean or (), self.column_std or ()))
+            return Normaliser("columns", mean, std)
         how = self.method.normalise
         if not needs_moments(how):
             return normaliser(how)
@@ -388,6 +433,7 @@ class Description:
     moments: Moments | None = None  # if the normalisation needs them
     described: Described | None = None  # instead of them, if a pilot chooses the normalisation
     unsuited: tuple[str, ...] = ()  # normalisations under which one of its rows drowns the others
+    targets: Moments | None = None  # sums and squares of the columns of Y, if targets are columns
 
     def behind(self, how: str) -> Moments | None:
         """The moments that a normalisation is made from."""
@@ -420,6 +466,8 @@ def settle(draft: Terms, described: Sequence[Description], how: str | None = Non
     base, counted = _common(draft, described)
     if draft.private:
         return outlined(base)
+    if draft.numeric:
+        return _numeric_outline(base, described, counted)
     how, n_features = how or draft.method.normalise, base.n_features or 0
     d_primary, d_refinement = draft.method.widths(sum(counted), n_features)
     check_weights(d_primary, base.n_classes)
@@ -455,6 +503,35 @@ def _common(draft: Terms, described: Sequence[Description]) -> tuple[Terms, list
     names, cap = draft.class_names or _classes(described), draft.max_rows or _cap(draft, described)
     counted = [min(each.n_samples, cap or each.n_samples) for each in described]
     return replace(draft, class_names=names, n_features=n_features, max_rows=cap), counted
+
+
+def _numeric_outline(base: Terms, described: Sequence[Description], counted: Sequence[int]) -> Terms:
+    """Terms that lack only their landmarks: the scales of features and of targets, from everyone's moments."""
+    features, n = _summed(described, "standardise"), sum(counted)
+    standard, columns = normaliser("standardise", features), normaliser("columns", features)
+    targets = Scale.of_sums(*_summed_targets(described))
+    method, n_features = base.method, base.n_features or 0
+    d = landmark_number(n, n_features) if method.d_primary == "auto" else method.d_primary
+    check_weights(1 + n_features + d, base.n_classes)
+    assert standard.mean is not None
+    assert standard.std is not None
+    assert columns.std is not None
+    base = replace(
+        base, method=replace(method, d_primary=d), mean=tuple(standard.mean.tolist()), std=tuple(standard.std.tolist()),
+        column_std=tuple(columns.std.tolist()), target_mean=tuple(targets.mean.tolist()),
+        target_std=tuple(targets.std.tolist()),
+    )  # fmt: skip
+    return _outline(base, counted)
+
+
+def _summed_targets(described: Sequence[Description]) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """Rows, sums and sums of squares of the targets, added in the order of the clients' names."""
+    found = [each.targets for each in sorted(described, key=lambda each: each.client) if each.targets is not None]
+    assert len(found) == len(described), "a description under such a draft has the targets' moments"
+    return (
+        sum(each.n_samples for each in found), reduce(add, (each.sums for each in found)),
+        reduce(add, (each.squares for each in found)),
+    )  # fmt: skip
 
 
 def _outline(terms: Terms, counted: Sequence[int]) -> Terms:

@@ -15,8 +15,10 @@ the shares of `shares`. A client goes alone for itself if its own rows say so cl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
 import numpy as np
 import torch
@@ -30,18 +32,32 @@ from apfl.maths.ridge import Statistics, factorise
 __all__ = [
     "Block",
     "Choice",
+    "Drawn",
+    "Evidence",
+    "Fixed",
     "NumberStatistics",
     "Primary",
+    "Setting",
+    "beta_evidence",
     "choose",
     "clearly_less",
+    "drawn",
     "fit_client",
+    "left_out",
+    "likeliest",
+    "likeliest_beta",
     "number_statistics",
+    "open_weights",
+    "primary_of",
+    "settings_of",
     "shares",
+    "shares_of",
     "solve",
     "squared",
 ]
 
 Setting = tuple[float, float, float]  # w, beta, balance
+Fixed = tuple[float | None, float | None, float | None]  # those that are not None are not chosen
 DECADES = [-6 + step / 2 for step in range(19)]  # of beta over the mean squared length of a row of Phi
 GAMMAS = [-10 + step / 4 for step in range(53)]  # decades, likewise
 TINY = 1e-13  # of the largest eigenvalue
@@ -69,12 +85,16 @@ def number_statistics(phi: Tensor, targets: Tensor, n_copies: int = 0) -> Number
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One client's rows on the map; ``groups`` and ``copies`` as `leaveout.leaving` gives them."""
+    """One client's rows on the map; ``groups`` and ``copies`` as `leaveout.leaving` gives them.
+
+    Rows that are not ``seen`` are not in the sums behind the primary: leaving them out changes nothing about it.
+    """
 
     phi: Tensor  # (n, d)
     targets: Tensor  # (n, t)
     groups: Tensor | None = None
     copies: Tensor | None = None
+    seen: Tensor | None = None  # bool (n,); None: all
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +109,16 @@ class Primary:
 
 def solve(stats: Statistics, gamma: float | None) -> Primary:
     """The primary stream with this gamma, or with the likeliest."""
-    used = _likeliest(stats) if gamma is None else gamma
-    factor = factorise(stats, used)
-    return Primary(torch.cholesky_solve(stats.crosscorrelation, factor), factor, used, feature_energy(stats) or 1.0)
+    return primary_of(stats, likeliest(stats) if gamma is None else gamma)
 
 
-def _likeliest(stats: Statistics) -> float:
+def primary_of(stats: Statistics, gamma: float) -> Primary:
+    """The primary stream with this gamma."""
+    factor = factorise(stats, gamma)
+    return Primary(torch.cholesky_solve(stats.crosscorrelation, factor), factor, gamma, feature_energy(stats) or 1.0)
+
+
+def likeliest(stats: Statistics) -> float:
     """The gamma of the highest marginal likelihood."""
     values, vectors = torch.linalg.eigh(stats.autocorrelation)
     real = values > TINY * values[-1].clamp_min(math.ulp(0.0))
@@ -103,24 +127,48 @@ def _likeliest(stats: Statistics) -> float:
     beyond = max(0.0, stats.target_energy - float(reached.sum()))
     unit = feature_energy(stats) or 1.0
     gammas = [unit * 10**decade for decade in reversed(GAMMAS)]
-    return _best_ridge(gammas, stats.n_samples - stats.n_copies, [(values, reached, beyond)])
+    return _best_ridge(gammas, _evidence(gammas, stats.n_samples - stats.n_copies, values, reached, beyond))
 
 
-def _best_ridge(ridges: Sequence[float], n: int, spectra: Sequence[tuple[Tensor, Tensor, float]]) -> float:
-    """The ridge of the highest likelihood of n rows in blocks; of equals the first, from large to small.
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What the likelihood of each ridge needs to know of some rows; it adds up over clients."""
 
-    A block has the eigenvalues of Phi Phi', the energy of Y in each direction, and that beyond all of them. The degrees
-    of freedom that are left must be clear of zero: if one row stands at two clients, the likelihood has no bound.
-    """
-    values, reached = torch.cat([own for own, *_ in spectra]), torch.cat([own for _, own, _ in spectra])
-    beyond, best = sum(own for *_, own in spectra), (math.inf, ridges[0])
+    n: int
+    lost: Tensor  # (ridges,), degrees of freedom that the fit takes
+    left: Tensor  # (ridges,), of tr(Y'Y), what the fit leaves, by Y'(Phi Phi' / ridge + I)^-1 Y
+    volume: Tensor  # (ridges,), log det(Phi Phi' / ridge + I)
+
+    def __add__(self, other: Evidence) -> Evidence:
+        return Evidence(
+            self.n + other.n, self.lost + other.lost, self.left + other.left, self.volume + other.volume
+        )  # fmt: skip
+
+
+def _evidence(ridges: Sequence[float], n: int, values: Tensor, reached: Tensor, beyond: float) -> Evidence:
+    """Of n rows with these eigenvalues of Phi Phi', the energy of Y in each direction, and that beyond all of them."""
+    lost, left, volume = [], [], []
     for ridge in ridges:
         keep = ridge / (values + ridge)
-        if n - len(keep) + float(keep.sum()) < max(LEAST_LEFT * n, min(3.0, n / 2)):
+        lost.append((values / (values + ridge)).sum())
+        left.append(beyond + (reached * keep).sum())
+        volume.append(torch.log1p(values / ridge).sum())
+    return Evidence(n, *(torch.stack(each).double().cpu() for each in (lost, left, volume)))
+
+
+def _best_ridge(ridges: Sequence[float], told: Evidence) -> float:
+    """The ridge of the highest likelihood; of equals the first, from large to small.
+
+    The degrees of freedom that are left must be clear of zero: if one row stands at two clients, the likelihood has no
+    bound.
+    """
+    n, best = told.n, (math.inf, ridges[0])
+    for ridge, lost, left, volume in zip(
+        ridges, *(each.tolist() for each in (told.lost, told.left, told.volume)), strict=True
+    ):
+        if n - lost < max(LEAST_LEFT * n, min(3.0, n / 2)):
             break
-        left = max(beyond + float((reached * keep).sum()), LEAST)
-        badness = n * math.log(left) + float(torch.log1p(values / ridge).sum())
-        best = min(best, (badness, ridge), key=lambda found: found[0])
+        best = min(best, (n * math.log(max(left, LEAST)) + volume, ridge), key=lambda found: found[0])
     return best[1]
 
 
@@ -138,23 +186,49 @@ def squared(residuals: Tensor) -> Tensor:
     return residuals.square().sum(-1)
 
 
-def shares(errors: Sequence[Tensor], seed: int, prior: Tensor | None = None) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Squared errors of left-out rows in Bayesian bootstraps of the rows; it adds up over clients."""
+
+    errors: Tensor  # (DRAWS, m), each row's weighed by what was drawn for it
+    weights: Tensor  # (DRAWS,), the sums of what was drawn
+    n: int  # rows that can be judged
+
+    def __add__(self, other: Drawn) -> Drawn:
+        return Drawn(self.errors + other.errors, self.weights + other.weights, self.n + other.n)
+
+
+def drawn(errors: Tensor, seed: Sequence[int]) -> Drawn:
+    """Of one client's squared errors of left-out rows under each of m models, (m, n)."""
+    rng = np.random.default_rng(seed)
+    summed, weights, n = torch.zeros(DRAWS, len(errors), dtype=torch.float64), torch.zeros(DRAWS).double(), 0
+    for part in torch.split(errors[:, ~errors.isnan().any(0)], AT_ONCE, 1):
+        weighing = torch.from_numpy(rng.standard_exponential((DRAWS, part.shape[1])))
+        summed, weights, n = summed + weighing @ part.T, weights + weighing.sum(1), n + part.shape[1]
+    return Drawn(summed, weights, n)
+
+
+def shares(
+    errors: Sequence[Tensor], seed: int, prior: Tensor | None = None, keys: Sequence[int] | None = None
+) -> Tensor:
     """The share of each of m models in their average, (m,), from its squared errors of left-out rows, (m, n) by client.
 
     Likelihood of the left-out rows under each model, made to sum to one, and averaged over Bayesian bootstraps of the
     rows: pseudo-BMA+ (Yao, Vehtari, Simpson and Gelman, 2018). Models that the rows cannot tell apart share. A client
-    would send `DRAWS` x m numbers, which add over clients. ``prior`` (m,) weighs models before any row is seen.
+    sends `Drawn`, which adds up over clients. ``prior`` (m,) weighs models before any row is seen. What is drawn
+    for a client's rows follows from the seed and its key: that of its place, if no ``keys`` are given.
     """
-    rng = np.random.default_rng(seed)
-    summed, weight, n = torch.zeros(DRAWS, len(errors[0]), dtype=torch.float64), torch.zeros(DRAWS, 1).double(), 0
-    for own in errors:
-        for part in torch.split(own[:, ~own.isnan().any(0)], AT_ONCE, 1):
-            drawn = torch.from_numpy(rng.standard_exponential((DRAWS, part.shape[1])))
-            summed, weight, n = summed + drawn @ part.T, weight + drawn.sum(1, keepdim=True), n + part.shape[1]
+    of_clients = range(len(errors)) if keys is None else keys
+    return shares_of(reduce(add, (drawn(own, (seed, key)) for own, key in zip(errors, of_clients, strict=True))), prior)
+
+
+def shares_of(summed: Drawn, prior: Tensor | None = None) -> Tensor:
+    """The shares from the sum over clients."""
+    n, m = summed.n, summed.errors.shape[1]
     if not n:
-        before = torch.ones(len(errors[0]), dtype=torch.float64) if prior is None else prior.double()
+        before = torch.ones(m, dtype=torch.float64) if prior is None else prior.double()
         return before / before.sum()
-    likelihood = -n / 2 * (summed / weight).clamp_min(LEAST).log()
+    likelihood = -n / 2 * (summed.errors / summed.weights[:, None]).clamp_min(LEAST).log()
     return torch.softmax(likelihood if prior is None else likelihood + prior.double().log(), 1).mean(0)
 
 
@@ -166,44 +240,64 @@ def clearly_less(one: Tensor, other: Tensor, times: float = 1.0) -> bool:
     return float(gains.mean()) > times * float(gains.std()) / math.sqrt(len(gains))
 
 
-def choose(blocks: Sequence[Block], primary: Primary, fixed: tuple[float | None, float | None, float | None]) -> Choice:
+def choose(blocks: Sequence[Block], primary: Primary, fixed: Fixed) -> Choice:
     """The models with w, beta and balance; those that are ``fixed`` (not None) are not chosen."""
-    settings = _tried(blocks, primary, fixed)
-    left = [_left_out(block, primary, settings) for block in blocks]
+    betas = {
+        weight: likeliest_beta(primary, reduce(add, (beta_evidence(block, primary, weight) for block in blocks)))
+        for weight in open_weights(fixed)
+    }
+    settings = settings_of(fixed, betas)
+    left = [left_out(block, primary, settings) for block in blocks]
     return Choice(settings, [models for models, _ in left], [alone for _, alone in left])
 
 
-def _tried(
-    blocks: Sequence[Block], primary: Primary, fixed: tuple[float | None, float | None, float | None]
-) -> list[Setting]:
-    """Simple ones first."""
+def open_weights(fixed: Fixed) -> tuple[float, ...]:
+    """The weights on the primary for which beta is to be chosen."""
+    return _weights(fixed) if fixed[1] is None else ()
+
+
+def _weights(fixed: Fixed) -> tuple[float, ...]:
+    return (1.0, 0.0) if fixed[0] is None else (fixed[0],)
+
+
+def settings_of(fixed: Fixed, betas: Mapping[float, float]) -> list[Setting]:
+    """The models that are tried, simple ones first; ``betas`` are those that were chosen, by weight."""
     tried: list[Setting] = []
-    for weight in (1.0, 0.0) if fixed[0] is None else (fixed[0],):
-        beta = _likeliest_beta(blocks, primary, weight) if fixed[1] is None else fixed[1]
+    for weight in _weights(fixed):
+        beta = betas[weight] if fixed[1] is None else fixed[1]
         if weight and fixed[2] is None:
             tried.append((weight, beta, 0.0))  # the primary alone
         tried.append((weight, beta, 1.0 if fixed[2] is None else fixed[2]))
     return tried
 
 
-def _likeliest_beta(blocks: Sequence[Block], primary: Primary, weight: float) -> float:
-    spectra, n = [], 0
-    for block in blocks:
-        rows = slice(None) if block.copies is None else ~block.copies
-        phi, targets = block.phi[rows], block.targets[rows]
-        residual, hat = targets - weight * (phi @ primary.weights), hat_basis(phi)
-        reached = (hat.basis.T @ residual).square().sum(1)
-        spectra.append((hat.values, reached, max(0.0, float(residual.square().sum() - reached.sum()))))
-        n += len(phi)
-    return _best_ridge([primary.unit * 10**decade for decade in reversed(DECADES)], n, spectra)
+def _betas(primary: Primary) -> list[float]:
+    """From large to small."""
+    return [primary.unit * 10**decade for decade in reversed(DECADES)]
 
 
-def _left_out(block: Block, primary: Primary, settings: Sequence[Setting]) -> tuple[Tensor, Tensor]:
+def beta_evidence(block: Block, primary: Primary, weight: float) -> Evidence:
+    """What one client's rows say of each beta."""
+    rows = slice(None) if block.copies is None else ~block.copies
+    phi, targets = block.phi[rows], block.targets[rows]
+    residual, hat = targets - weight * (phi @ primary.weights), hat_basis(phi)
+    reached = (hat.basis.T @ residual).square().sum(1)
+    beyond = max(0.0, float(residual.square().sum() - reached.sum()))
+    return _evidence(_betas(primary), len(phi), hat.values, reached, beyond)
+
+
+def likeliest_beta(primary: Primary, told: Evidence) -> float:
+    """The likeliest beta by what all clients' rows say."""
+    return _best_ridge(_betas(primary), told)
+
+
+def left_out(block: Block, primary: Primary, settings: Sequence[Setting]) -> tuple[Tensor, Tensor]:
     """What each model leaves of each left-out row, (settings, n, t), and what the primary alone leaves, (n, t)."""
     residual = block.targets - block.phi @ primary.weights
-    whole = LeftOut(
-        hat_basis(block.phi), whiten(block.phi, primary.factor), residual, block.groups, copies=block.copies
-    )
+    whitened = whiten(block.phi, primary.factor)
+    if block.seen is not None:
+        whitened = whitened * block.seen[:, None]
+    whole = LeftOut(hat_basis(block.phi), whitened, residual, block.groups, copies=block.copies)
     none = replace(whole, whitened=whole.whitened.new_zeros(len(residual), 1), residual=block.targets)
     models = []
     for weight, beta, balance in settings:

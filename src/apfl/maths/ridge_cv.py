@@ -6,7 +6,8 @@ and the residuals of rows (or whole groups of rows) g that are left out, without
 
     (I - H_gg)^-1 (y - H y)_g,        H = 1 1'/n + Z (Z'Z + a I)^-1 Z'
 
-For all clients' rows together they need Z'Z, and for each a of the grid one sum of squares of each client.
+For all clients' rows together they need Z'Z, and for each a of the grid one sum of squares of each client
+(`PlainSystem`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["RIDGES", "PlainRidge", "plain_ridge"]
+__all__ = ["CONSTANT", "RIDGES", "PlainRidge", "PlainSystem", "plain_ridge", "plain_system"]
 
 RIDGES = tuple(10.0 ** (step / 2) for step in range(-6, 7))  # of columns of unit variance: 0.001 to 1000
+CONSTANT = 1e-12  # of a column's mean: a standard deviation that is rounding
 TINY = 1e-8  # of 1 - h: a row that decides its own fitted value cannot be judged
 
 
@@ -46,7 +48,7 @@ def plain_ridge(
     """
     rows, targets = rows.double(), targets.double()
     mean, spread = rows.mean(0), rows.std(0, correction=0)
-    spread = torch.where(spread > 1e-12 * mean.abs(), spread, torch.inf)  # a constant column has no say
+    spread = torch.where(spread > CONSTANT * mean.abs(), spread, torch.inf)  # a constant column has no say
     level = targets.mean(0)
     left, size, right = torch.linalg.svd((rows - mean) / spread, full_matrices=False)
     turned = left.T @ (targets - level)
@@ -60,15 +62,79 @@ def plain_ridge(
     return PlainRidge(weights, level - mean @ weights, ridge, residuals)
 
 
+@dataclass(frozen=True, eq=False)
+class PlainSystem:
+    """The rows of all clients as their sums: the ridge for each a, and what it leaves of one client's rows."""
+
+    n_samples: int
+    mean: Tensor  # (l,)
+    level: Tensor  # (t,), the mean of the targets
+    right: Tensor  # (l, r), x - mean -> the directions of Z, one unit long for all rows together
+    turned: Tensor  # (r, t), Y in these directions
+    squares: Tensor  # (r,), eigenvalues of Z'Z
+
+    def fit(self, ridge: float, left_out: Tensor) -> PlainRidge:
+        """The fit with this ridge."""
+        weights = self.right @ (self._kept(ridge)[:, None] * self.turned)
+        return PlainRidge(weights, self.level - self.mean @ weights, ridge, left_out)
+
+    def left_out(
+        self, rows: Tensor, targets: Tensor, groups: Tensor | None, seen: Tensor | None, ridge: float
+    ) -> Tensor:
+        """What this ridge leaves of each of a client's rows once it is left out, (n, t); NaN if it cannot be judged.
+
+        Rows that are not ``seen`` are not in the sums: nothing changes without them.
+        """
+        left, kept = (rows.double() - self.mean) @ self.right, self._kept(ridge)
+        residual = targets.double() - self.level - left @ (kept[:, None] * self.turned)
+        inside = torch.ones(len(rows), dtype=torch.float64, device=rows.device) if seen is None else seen.double()
+        return _divided(residual, left * inside[:, None], kept, inside / math.sqrt(self.n_samples), groups)
+
+    def _kept(self, ridge: float) -> Tensor:
+        return self.squares / (self.squares + ridge)
+
+
+def plain_system(
+    n: int, sums: Tensor, products: Tensor, level: Tensor, crossed: Tensor, least: Tensor | None = None
+) -> PlainSystem:
+    """From the sums (l,) and products X'X (l, l) of n rows, the mean of their targets (t,), and X'Y (l, t).
+
+    Columns far from zero lose digits here: give sums of centred ones, and the ``least`` spread of one that is not
+    constant.
+
+    >>> rows = torch.linspace(-1, 1, 21).double()[:, None]
+    >>> y = 3 * rows + 1
+    >>> told = plain_system(21, rows.sum(0), rows.T @ rows, y.mean(0), rows.T @ y)
+    >>> round(float(told.fit(0.001, y).intercept), 4)
+    1.0
+    """
+    mean = sums / n
+    centred = products - torch.outer(sums, mean)
+    spread = (centred.diagonal() / n).clamp_min(0).sqrt()
+    spread = torch.where(spread > (CONSTANT * mean.abs() if least is None else least), spread, torch.inf)
+    squares, vectors = torch.linalg.eigh(centred / spread[:, None] / spread)
+    real = squares > 1e-13 * squares[-1].clamp_min(math.ulp(0.0))
+    squares, vectors = squares[real], vectors[:, real]
+    right = vectors / spread[:, None] / squares.sqrt()
+    return PlainSystem(n, mean, level, right, right.T @ (crossed - torch.outer(sums, level)), squares)
+
+
 def _left_out(left: Tensor, kept: Tensor, turned: Tensor, centred: Tensor, groups: Tensor | None) -> Tensor:
+    """Of all rows: ``left`` (n, r) has columns of length one."""
     residual, n = centred - left @ (kept[:, None] * turned), len(left)
+    return _divided(residual, left, kept, torch.full_like(left[:, 0], 1 / math.sqrt(n)), groups)
+
+
+def _divided(residual: Tensor, left: Tensor, kept: Tensor, constant: Tensor, groups: Tensor | None) -> Tensor:
+    """(I - H_gg)^-1 of the residuals; ``constant`` (n,) is the direction of the intercept."""
     if groups is None:
-        outside = 1 - 1 / n - left.square() @ kept
+        outside = 1 - constant.square() - left.square() @ kept
         return (residual / outside[:, None]).masked_fill((outside < TINY)[:, None], math.nan)
     found = torch.full_like(residual, math.nan)
     for group in torch.unique(groups):
         own = (groups == group).nonzero().flatten()
-        system = torch.eye(len(own), dtype=left.dtype) - 1 / n - (left[own] * kept) @ left[own].T
+        system = torch.eye(len(own), dtype=left.dtype) - torch.outer(constant[own], constant[own])
+        system -= (left[own] * kept) @ left[own].T
         if float(torch.linalg.eigvalsh(system)[0]) >= TINY:
             found[own] = torch.linalg.solve(system, residual[own])
     return found

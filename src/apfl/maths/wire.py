@@ -147,8 +147,8 @@ def factor_message(phi: Tensor, targets: Tensor, dtype: torch.dtype = torch.floa
     }
 
 
-def from_message(received: Mapping[str, Tensor]) -> Statistics:
-    """The statistics back from `message` or `factor_message`, in float64."""
+def from_message(received: Mapping[str, Tensor], of: type[Statistics] = Statistics) -> Statistics:
+    """The statistics back from `message` or `factor_message`, in float64; ``of`` classes, or of numbers as targets."""
     try:
         if "factor" in received:
             turned = received["turned_targets"].to(torch.float64)
@@ -157,7 +157,7 @@ def from_message(received: Mapping[str, Tensor]) -> Statistics:
         else:
             autocorrelation = unpack(received["autocorrelation"].to(torch.float64))
             crosscorrelation = received["crosscorrelation"].to(torch.float64)
-        return Statistics(
+        return of(
             autocorrelation,
             crosscorrelation,
             received["class_counts"].to(torch.float64),

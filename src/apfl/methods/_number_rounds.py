@@ -1,8 +1,9 @@
 """The round of `apfl` with numbers or several labels as targets: `apfl.methods._numbers`, and what it exchanges.
 
 Exchanges: moments of features and targets; products for the landmarks, if there are any; statistics on the widest map,
-of which those of the others are parts; likelihoods of beta and errors of the plain ridges; errors of left-out rows.
-Leverages are exact, so the factor of the summed system goes down to every client.
+of which those of the others are parts; likelihoods of beta and errors of the plain ridges; errors of left-out rows; for
+labels, counts of left-out rows above thresholds. Leverages are exact, so everyone's sum goes down to every client.
+`apfl.federate.numbers` sends just this.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from apfl.data.federation import Shard
 from apfl.errors import InputError
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN
-from apfl.maths.regression import DECADES, DRAWS
+from apfl.maths.regression import DECADES, DRAWS, open_weights
 from apfl.maths.ridge_cv import RIDGES
 from apfl.maths.wire import Traffic, description_bytes, landmarks_bytes, spread_bytes, statistics_bytes
 from apfl.methods import Round
@@ -51,20 +52,24 @@ def _rows(shard: Shard) -> NumberRows:
 def _traffic(blend: Blend, clients: Sequence[Shard], asked: Asked) -> Traffic:
     n_clients, n_features = len(clients), clients[0].features.shape[1]
     t, widths = len(blend.scale.mean), [len(one.primary.weights) for one in blend.maps]
-    widest = max(widths)
-    n_models = len(blend.shares)
-    tables = 2 * len(DECADES) * 2 * len(widths) + (len(RIDGES) if asked.plain else 0)
+    widest, n_models, n_shared = max(widths), len(blend.shares), len(blend.anybody)
+    n_open = len(widths) * len(open_weights(asked.fixed))
     up = {
         "description": [description_bytes(n_features, moments=True) + 16 * t] * n_clients,
         "statistics": [statistics_bytes(len(shard), widest, t) for shard in clients],
-        "table": [8 * tables] * n_clients,
-        "left-out errors": [8 * (DRAWS * n_models + (2 * len(THRESHOLDS) * t if asked.labels else 0))] * n_clients,
+        "table": [8 * (n_open * (3 * len(DECADES) + 1) + 2 * len(RIDGES) * asked.plain)] * n_clients,
+        "left-out errors": [8 * (DRAWS * (n_models + n_shared + 2) + 2)] * n_clients,
+        **({"labels": [8 * t * (2 * len(THRESHOLDS) + 1)] * n_clients} if asked.labels else {}),
     }
-    down = {"publication": 8 * sum(d * t + d * (d + 1) // 2 for d in widths), "scaling": 16 * (n_features + t)}
+    down = {
+        "publication": 8 * (widest * t + widest * (widest + 1) // 2 + t + 1),
+        "scaling": 8 * (3 * n_features + 2 * t),
+    }
     drawn = blend.maps[-1].phi.landmarks
     if drawn is not None:
         _, landmarks = drawn
         full = sum(map(len, clients)) >= ROWS_FOR_EACH_COLUMN * landmarks.n_in
         up["moments"] = [spread_bytes(landmarks.n_in, full=full)] * n_clients
         down["landmarks"] = landmarks_bytes(landmarks.width, landmarks.n_in, mean_squares=False)
-    return Traffic(up, down, 4 + (drawn is not None))
+    exchanges = 3 + (n_open > 0 or asked.plain) + asked.labels
+    return Traffic(up, down, exchanges + (drawn is not None))

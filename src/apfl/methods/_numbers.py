@@ -9,6 +9,7 @@ moves to 0.5.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ from apfl.maths.personalise import width_for
 from apfl.maths.regression import (
     Block,
     Choice,
+    Fixed,
     Primary,
+    Setting,
     choose,
     clearly_less,
     fit_client,
@@ -41,7 +44,27 @@ from apfl.maths.ridge import total
 from apfl.maths.ridge_cv import PlainRidge, plain_ridge
 from apfl.models.additive import AdditiveModel
 
-__all__ = ["MAPS", "THRESHOLDS", "Asked", "Blend", "NumberRows", "fit_numbers"]
+__all__ = [
+    "MAPS",
+    "THRESHOLDS",
+    "Asked",
+    "Blend",
+    "Labelled",
+    "NumberMap",
+    "NumberRows",
+    "OnMap",
+    "Plain",
+    "account_of",
+    "clean",
+    "fit_numbers",
+    "labelled",
+    "landmark_number",
+    "models_alone",
+    "own_ridge",
+    "own_shares",
+    "prior_of",
+    "thresholds_of",
+]
 
 MAPS = ("linear", "landmarks", "both")  # simple ones first
 LEAST_SHARE = 1e-3  # of a model in the average
@@ -65,6 +88,12 @@ class NumberRows:
         """Which rows are left out together."""
         return leaving(self.features, alike(self.targets), self.groups)
 
+    @cached_property
+    def key(self) -> int:
+        """Of what is drawn for these rows in `shares`: whoever has the rows can draw it again, in any order."""
+        rows = self.features.detach().double().cpu().contiguous().numpy()
+        return int.from_bytes(hashlib.sha256(rows.tobytes()).digest()[:16], "little")
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -79,13 +108,18 @@ class Asked:
     labels: bool = False  # targets are 0 and 1
 
     @property
+    def fixed(self) -> Fixed:
+        """Weight, beta and balance that are given."""
+        return self.weight, self.beta, self.balance
+
+    @property
     def plain(self) -> bool:
         """Whether plain ridges are among the models: not if a setting is given that they do not have."""
         return "linear" in self.kinds and (self.gamma, self.weight, self.beta, self.balance) == (None,) * 4
 
 
 @dataclass(frozen=True, eq=False)
-class _Map:
+class NumberMap:
     """Phi: a constant, the features as they are, landmarks, or both."""
 
     kind: str
@@ -112,10 +146,10 @@ class _Map:
 
 
 @dataclass(frozen=True, eq=False)
-class _OnMap:
+class OnMap:
     """A map with its primary and its models."""
 
-    phi: _Map
+    phi: NumberMap
     blocks: list[Block]
     primary: Primary
     choice: Choice
@@ -129,7 +163,7 @@ class _OnMap:
 
 
 @dataclass(frozen=True, eq=False)
-class _Plain:
+class Plain:
     """The plain ridge of everyone's rows, and what each client's own leaves of its rows."""
 
     pooled: PlainRidge
@@ -140,8 +174,8 @@ class _Plain:
 class Blend:
     """The average of all models."""
 
-    maps: list[_OnMap]
-    plain: _Plain | None
+    maps: list[OnMap]
+    plain: Plain | None
     scale: Scale  # of the targets
     shares: Tensor  # (models,), everyone's
     own: list[Tensor]  # of each client: everyone's, or one that goes alone
@@ -164,7 +198,7 @@ class Blend:
         if self.plain is not None:
             pooled, alone = own[place:].tolist()
             plain += [(pooled, self.plain.pooled)] if pooled else []
-            plain += [(alone, _own_ridge(self._scaled(rows), self.plain.pooled))] if alone else []
+            plain += [(alone, own_ridge(self._scaled(rows), self.plain.pooled))] if alone else []
         return self._made(parts, plain)
 
     @property
@@ -177,7 +211,9 @@ class Blend:
     def _scaled(self, rows: NumberRows) -> NumberRows:
         return NumberRows(rows.features, self.scale.apply(rows.targets), rows.groups)
 
-    def _made(self, parts: Sequence[tuple[_Map, Tensor]], plain: Sequence[tuple[float, PlainRidge]]) -> AdditiveModel:
+    def _made(
+        self, parts: Sequence[tuple[NumberMap, Tensor]], plain: Sequence[tuple[float, PlainRidge]]
+    ) -> AdditiveModel:
         """One model of what each map and each plain ridge adds, with targets in their own scale."""
         columns, landmarks = self.maps[0].phi.columns, self.maps[-1].phi.landmarks
         assert columns.mean is not None
@@ -206,53 +242,54 @@ def fit_numbers(clients: Sequence[NumberRows], asked: Asked, seed: int) -> Blend
     maps = [_on_map(scaled, kind, asked, seed) for kind in asked.kinds]
     plain = _plain(scaled) if asked.plain else None
     left = _left_out(maps, plain, len(clients))
-    everyone = _clean(shares([squared(own).cpu() for own in left], seed, _prior(maps, plain))).to(left[0])
-    alone = _alone(maps, plain).to(everyone.device)
-    own = [_own_shares(residuals, everyone, alone) for residuals in left]
+    keys, settings = [own.key for own in clients], [(one.phi.kind, one.choice.settings) for one in maps]
+    before = prior_of(settings, plain is not None)
+    everyone = clean(shares([squared(own).cpu() for own in left], seed, before, keys)).to(left[0])
+    alone = models_alone(settings, plain is not None).to(everyone.device)
+    own = [own_shares(residuals, everyone, alone) for residuals in left]
     mixed = [torch.einsum("m,mnt->nt", *pair) for pair in zip(own, left, strict=True)]
-    account = _account(maps, plain, everyone) | {
+    account = account_of(maps, plain, everyone) | {
         "alone": [k for k, found in enumerate(own) if found is not everyone],
         "left_out_r2": _r2(torch.cat(mixed), torch.cat([rows.targets for rows in scaled])),
     }
     shift = torch.zeros_like(scale.mean)
     if asked.labels:
-        scores = torch.cat([scale.apply(rows.targets) - each for rows, each in zip(clients, mixed, strict=True)])
-        thresholds = _thresholds(scale.undo(scores), torch.cat([rows.targets for rows in clients]))
+        pairs = zip(scaled, clients, mixed, strict=True)
+        told = (labelled(scale.undo(own.targets - each), rows.targets) for own, rows, each in pairs)
+        thresholds = thresholds_of(reduce(add, told)).to(shift)
         shift, account["thresholds"] = 0.5 - thresholds, thresholds.tolist()
-    return Blend(maps, plain, scale, everyone, own, shift, account, _anybody(maps, plain, len(clients), seed))
+    return Blend(maps, plain, scale, everyone, own, shift, account, _anybody(maps, plain, keys, seed))
 
 
-def _left_out(maps: Sequence[_OnMap], plain: _Plain | None, n_clients: int) -> list[Tensor]:
+def _left_out(maps: Sequence[OnMap], plain: Plain | None, n_clients: int) -> list[Tensor]:
     """What each model leaves of each client's left-out rows, (models, n, t)."""
     left = [torch.cat([one.choice.residuals[k] for one in maps]) for k in range(n_clients)]
     return left if plain is None else [torch.cat(pair) for pair in zip(left, plain.left_out, strict=True)]
 
 
-def _alone(maps: Sequence[_OnMap], plain: _Plain | None) -> Tensor:
-    """Which models a client fits to its own rows alone, (models,)."""
-    found = [weight == 0 for one in maps for weight, *_ in one.choice.settings]
-    return torch.tensor(found + ([] if plain is None else [False, True]))
+def models_alone(settings: Sequence[tuple[str, Sequence[Setting]]], plain: bool) -> Tensor:
+    """Which models a client fits to its own rows alone, (models,), of those on each map."""
+    found = [weight == 0 for _, tried in settings for weight, *_ in tried]
+    return torch.tensor(found + [False, True] * plain)
 
 
-def _prior(maps: Sequence[_OnMap], plain: _Plain | None) -> Tensor:
+def prior_of(settings: Sequence[tuple[str, Sequence[Setting]]], plain: bool) -> Tensor:
     """Simple models count for more before any row is seen: what few rows cannot tell apart is settled by it."""
-    found = [
-        SIMPLE if one.phi.kind == "linear" and weight else 1.0 for one in maps for weight, *_ in one.choice.settings
-    ]
-    return torch.tensor(found + ([] if plain is None else [SIMPLE, 1.0]))
+    found = [SIMPLE if kind == "linear" and weight else 1.0 for kind, tried in settings for weight, *_ in tried]
+    return torch.tensor(found + [SIMPLE, 1.0] * plain)
 
 
-def _anybody(maps: Sequence[_OnMap], plain: _Plain | None, n_clients: int, seed: int) -> Tensor:
+def _anybody(maps: Sequence[OnMap], plain: Plain | None, keys: Sequence[int], seed: int) -> Tensor:
     """Shares of the shared models, for a client that has no rows."""
     errors = []
-    for k in range(n_clients):
+    for k in range(len(keys)):
         own = [squared(one.choice.primary[k]) for one in maps]
         own += [] if plain is None else [squared(plain.left_out[k][0])]
         errors.append(torch.stack(own).cpu())
-    return _clean(shares(errors, seed)).to(maps[0].primary.weights)
+    return clean(shares(errors, seed, keys=keys)).to(maps[0].primary.weights)
 
 
-def _account(maps: Sequence[_OnMap], plain: _Plain | None, everyone: Tensor) -> dict[str, Any]:
+def account_of(maps: Sequence[OnMap], plain: Plain | None, everyone: Tensor) -> dict[str, Any]:
     """Every model with its share; first of all the one with the largest."""
     sizes = [len(one.choice.settings) for one in maps] + ([] if plain is None else [2])
     found = torch.split(everyone, sizes)
@@ -266,27 +303,49 @@ def _account(maps: Sequence[_OnMap], plain: _Plain | None, everyone: Tensor) -> 
     return {**max(models, key=lambda model: float(model["share"])), "models": models}
 
 
-def _thresholds(scores: Tensor, labels: Tensor) -> Tensor:
-    """For each label the threshold with the highest F1 of left-out rows, nearest to one half; 0.5 if nobody has it.
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """How many left-out rows are above each threshold, and how many of these have the label; it adds up over clients.
 
-    Clients would add up how many rows are above each, with and without the label.
+    Thresholds are in the order of `_tried_thresholds`.
     """
+
+    given: Tensor  # (t, thresholds), int64
+    right: Tensor  # (t, thresholds), int64
+    held: Tensor  # (t,), int64: rows that have the label
+
+    def __add__(self, other: Labelled) -> Labelled:
+        return Labelled(self.given + other.given, self.right + other.right, self.held + other.held)
+
+
+def _tried_thresholds() -> Tensor:
+    """Those nearest to one half first."""
+    return torch.tensor(sorted(THRESHOLDS, key=lambda each: abs(each - 0.5)), dtype=torch.float64)
+
+
+def labelled(scores: Tensor, labels: Tensor) -> Labelled:
+    """Of one client's left-out scores (n, t), NaN for rows that cannot be judged, and labels."""
     judged = ~scores.isnan().any(1)
-    scores, held = scores[judged], labels[judged] > 0.5
-    tried = torch.tensor(sorted(THRESHOLDS, key=lambda each: abs(each - 0.5)), dtype=scores.dtype, device=scores.device)
-    given = scores[:, :, None] > tried  # (n, t, thresholds)
-    f1 = 2 * (given & held[:, :, None]).sum(0) / (given.sum(0) + held.sum(0)[:, None]).clamp_min(1)
+    scores, held = scores[judged].cpu(), labels[judged].cpu() > 0.5
+    given = scores[:, :, None] > _tried_thresholds()  # (n, t, thresholds)
+    return Labelled(given.sum(0), (given & held[:, :, None]).sum(0), held.sum(0))
+
+
+def thresholds_of(told: Labelled) -> Tensor:
+    """For each label the threshold with the highest F1 of left-out rows, nearest to one half; 0.5 if nobody has it."""
+    tried = _tried_thresholds()
+    f1 = 2 * told.right / (told.given + told.held[:, None]).clamp_min(1)
     best = tried[f1.argmax(1)]
-    return torch.where(held.any(0), best, torch.full_like(best, 0.5))
+    return torch.where(told.held > 0, best, torch.full_like(best, 0.5))
 
 
-def _clean(found: Tensor) -> Tensor:
+def clean(found: Tensor) -> Tensor:
     """Without shares that cost time and change nothing."""
     kept = torch.where(found < LEAST_SHARE, 0.0, found)
     return kept / kept.sum()
 
 
-def _own_shares(left: Tensor, everyone: Tensor, alone: Tensor) -> Tensor:
+def own_shares(left: Tensor, everyone: Tensor, alone: Tensor) -> Tensor:
     """Of one client: everyone's, or going alone if its own rows are clearly better off."""
     if not alone.any() or alone.all():
         return everyone
@@ -304,24 +363,24 @@ def _r2(left: Tensor, targets: Tensor) -> float:
     return 1 - float(left[judged].square().sum()) / energy if energy else math.nan
 
 
-def _plain(clients: Sequence[NumberRows]) -> _Plain:
+def _plain(clients: Sequence[NumberRows]) -> Plain:
     """The plain ridges, and what they leave of left-out rows."""
     rows, targets = (torch.cat([getattr(own, each) for own in clients]) for each in ("features", "targets"))
     pooled = plain_ridge(rows, targets, _joined([own.leaving.groups for own in clients], [*map(_size, clients)]))
     of_pooled = torch.split(pooled.left_out, [*map(_size, clients)])
-    own = [_own_ridge(each, None) for each in clients]
+    own = [own_ridge(each, None) for each in clients]
     left = [
         torch.stack([shared, shared if ridge is None else ridge.left_out])
         for shared, ridge in zip(of_pooled, own, strict=True)
     ]
-    return _Plain(pooled, left)
+    return Plain(pooled, left)
 
 
 def _size(rows: NumberRows) -> int:
     return len(rows.features)
 
 
-def _own_ridge(rows: NumberRows, otherwise: PlainRidge | None) -> Any:
+def own_ridge(rows: NumberRows, otherwise: PlainRidge | None) -> Any:
     """A client's own plain ridge; with too few rows ``otherwise``."""
     if _size(rows) < FEW:
         return otherwise
@@ -340,11 +399,11 @@ def _joined(groups: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | N
     return torch.cat(parts)
 
 
-def _block(phi: _Map, rows: NumberRows) -> Block:
+def _block(phi: NumberMap, rows: NumberRows) -> Block:
     return Block(phi(rows.features), rows.targets, *rows.leaving)
 
 
-def _on_map(clients: Sequence[NumberRows], kind: str, asked: Asked, seed: int) -> _OnMap:
+def _on_map(clients: Sequence[NumberRows], kind: str, asked: Asked, seed: int) -> OnMap:
     """A map, the primary on the sums of all clients, and the settings."""
     phi = _mapped([own.features for own in clients], kind, asked.width, seed)
     blocks = [_block(phi, own) for own in clients]
@@ -353,22 +412,27 @@ def _on_map(clients: Sequence[NumberRows], kind: str, asked: Asked, seed: int) -
     )
     used = 1.0 if asked.gamma is None and summed.n_samples < 2 else asked.gamma
     primary = solve(summed, used)
-    return _OnMap(phi, blocks, primary, choose(blocks, primary, (asked.weight, asked.beta, asked.balance)))
+    return OnMap(phi, blocks, primary, choose(blocks, primary, asked.fixed))
 
 
 def _with(blocks: Sequence[Block], clients: Sequence[NumberRows]) -> Any:
     return zip(blocks, clients, strict=True)
 
 
-def _mapped(features: Sequence[Tensor], kind: str, width: int | None, seed: int) -> _Map:
+def _mapped(features: Sequence[Tensor], kind: str, width: int | None, seed: int) -> NumberMap:
     check_features("standardise", features)
     shared = reduce(add, (moments(rows) for rows in features))
     columns = normaliser("standardise", shared)
     if kind == "linear":
-        return _Map(kind, columns, None)
+        return NumberMap(kind, columns, None)
     scaling = normaliser("columns", shared)
     n, n_in = shared.n_samples, scaling.width(features[0].shape[1])
     full = n >= ROWS_FOR_EACH_COLUMN * n_in
     products = reduce(add, (spread(scaling(rows.double()), full=full) for rows in features))
-    d = min(MOST, width_for(n, features[0].shape[1]), max(n, 2)) if width is None else width
-    return _Map(kind, columns, (scaling, landmark_map(draw_points(d, seed, products).to(features[0].device))))
+    d = landmark_number(n, features[0].shape[1]) if width is None else width
+    return NumberMap(kind, columns, (scaling, landmark_map(draw_points(d, seed, products).to(features[0].device))))
+
+
+def landmark_number(n: int, n_features: int) -> int:
+    """How many landmarks so many rows are given."""
+    return min(MOST, width_for(n, n_features), max(n, 2))
