@@ -6,8 +6,12 @@
 Clients are made by a column, by clusters, by who wrote, wore or treated (generated stand-ins of the schemas of FEMNIST,
 HAR and heart disease, with shifts between clients), or are the domains of PACS. Features are as they are, rotated,
 standardised or badly scaled. `apfl` runs with everything automatic, on each of its normalisations, and on another
-kernel; beside it every client alone, with its own left-out choice (`local_ridge`). A quarter of each client's rows is
-for testing, half in small sets. The same command goes on with what the file lacks.
+kernel (with --brief neither); beside it every client alone, with its own left-out choice (`local_ridge`). A quarter of
+each client's rows is for testing, half in small sets. The same command goes on with what the file lacks.
+
+Draws of test rows overlap, so more of them do not make a set larger. The error of a gain is therefore that of its
+rows: a client's gain is the mean over rows of what each gains over the draws that it is tested in, as if rows were
+drawn anew.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import argparse
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -176,16 +181,24 @@ def sets(folder: Path) -> dict[str, Callable[[], Rows]]:
 # ------------------------------------------------------------------------------------------------------------ runs
 
 
-def dealt(rows: Rows, seed: int) -> tuple[list[Shard], list[Shard]]:
-    """Each client's rows as training and test shards."""
+def places(rows: Rows, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Where each client's training and test rows are."""
     rng, halves = np.random.default_rng((seed, 8)), ([], [])  # type: ignore[var-annotated]
     for k in np.unique(rows.clients):
         own = rng.permutation(np.flatnonzero(rows.clients == k))
         cut = max(1, round(len(own) * (1 - rows.test)))
-        for part, places in zip(halves, (own[:cut], own[cut:]), strict=True):
-            features = torch.from_numpy(rows.features[places]).float()
-            part.append(Shard(features, torch.from_numpy(rows.labels[places])))
+        for part, where in zip(halves, (own[:cut], own[cut:]), strict=True):
+            part.append(where)
     return halves
+
+
+def dealt(rows: Rows, seed: int) -> tuple[list[Shard], list[Shard]]:
+    """Each client's rows as training and test shards."""
+    train, test = (
+        [Shard(torch.from_numpy(rows.features[own]).float(), torch.from_numpy(rows.labels[own])) for own in half]
+        for half in places(rows, seed)
+    )
+    return train, test
 
 
 @contextmanager
@@ -216,35 +229,49 @@ def right(last: Round, test: Sequence[Shard]) -> list[np.ndarray]:
     ]
 
 
-def row_of(name: str, rows: Rows, seed: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """One draw of test rows: the default, its alternatives, the other kernel and going alone."""
+def row_of(name: str, rows: Rows, seed: int, given: Mapping[str, Any], *, brief: bool = False) -> dict[str, Any]:
+    """One draw of test rows: the default and going alone; unless it is ``brief``, the alternatives and the kernel."""
     train, test = dealt(rows, seed)
     c, start = int(rows.labels.max()) + 1, time.perf_counter()
     default = last_round("apfl", {**AUTOMATIC, **given}, train, c, seed)
     seconds = time.perf_counter() - start
     hits, alone = right(default, test), right(last_round("local_ridge", ALONE, train, c, seed), test)
     weights = default.chosen.get("weight_per_client") or [default.chosen.get("weight", 1.0)] * len(train)
+    return {
+        "set": name, "seed": seed, "settings": dict(given), "n_clients": len(train), "accuracy": share(hits),
+        "normalise": default.chosen["normalise"], "pilot": default.chosen["pilot"]["hits"], "alone": share(alone),
+        "chosen": {k: default.chosen.get(k) for k in ("beta", "balance", "tau", "gamma")},
+        **({} if brief else _alternatives(default, hits, train, test, given, c, seed)),
+        "clients": [
+            {
+                "n_train": len(own), "n_test": len(there), "right": int(a.sum()), "alone": int(b.sum()),
+                "only_together": int((a & ~b).sum()), "only_alone": int((b & ~a).sum()), "weight": weight,
+                "tested": where.tolist(), "gained": where[a & ~b].tolist(), "lost": where[b & ~a].tolist(),
+            }
+            for own, there, where, a, b, weight in zip(
+                train, test, places(rows, seed)[1], hits, alone, weights, strict=True
+            )
+        ],
+        "seconds": round(seconds, 2), "versions": versions(),
+    }  # fmt: skip
+
+
+def _alternatives(
+    default: Round, hits: Sequence[np.ndarray], train: Sequence[Shard], test: Sequence[Shard],
+    given: Mapping[str, Any], c: int, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """On each normalisation by itself, and with the other kernel."""
     accuracy = {how: share(right(_normalised(how, given, train, c, seed), test)) for how in CANDIDATES}
     with exponential():
         other = _normalised(default.chosen["normalise"], given, train, c, seed)
         other_hits = right(other, test)
     return {
-        "set": name, "seed": seed, "settings": dict(given), "n_clients": len(train), "accuracy": share(hits),
-        "normalise": default.chosen["normalise"], "pilot": default.chosen["pilot"]["hits"], "by_normalise": accuracy,
-        "alone": share(alone), "chosen": {k: default.chosen.get(k) for k in ("beta", "balance", "tau", "gamma")},
+        "by_normalise": accuracy,
         "kernels": {
             "arc-cosine": [share(hits), _most_hits(default)],
             "exponential": [share(other_hits), _most_hits(other)],
         },
-        "clients": [
-            {
-                "n_train": len(own), "n_test": len(there), "right": int(a.sum()), "alone": int(b.sum()),
-                "only_together": int((a & ~b).sum()), "only_alone": int((b & ~a).sum()), "weight": weight,
-            }
-            for own, there, a, b, weight in zip(train, test, hits, alone, weights, strict=True)
-        ],
-        "seconds": round(seconds, 2), "versions": versions(),
-    }  # fmt: skip
+    }
 
 
 def _normalised(how: str, given: Mapping[str, Any], train: Sequence[Shard], c: int, seed: int) -> Round:
@@ -270,20 +297,87 @@ def client_gain(client: Mapping[str, Any]) -> tuple[float, float]:
     return 100 * (gained - lost) / n, 100 * math.sqrt(variance) / n
 
 
+class Gain(NamedTuple):
+    """Over going alone, in points, with the error of the rows."""
+
+    points: float
+    error: float
+    n_rows: float  # a draw
+
+    @property
+    def errors(self) -> float:
+        return self.points / self.error
+
+
+def gains_of_clients(draws: Sequence[Mapping[str, Any]]) -> list[Gain]:
+    """What each client of a set gains over all draws, rows counted once each."""
+    return [_gain([row["clients"][k] for row in draws]) for k in range(draws[0]["n_clients"])]
+
+
+def _gain(of_draws: Sequence[Mapping[str, Any]]) -> Gain:
+    """A ratio of sums over rows: of their gains, and of how often they are tested."""
+    tested, gained = Counter(), Counter()  # type: ignore[var-annotated]
+    for own in of_draws:
+        tested.update(own["tested"])
+        gained.update(own["gained"])
+        gained.subtract(own["lost"])
+    n = sum(tested.values())
+    points = sum(gained.values()) / n
+    variance = sum((gained[row] - points * times) ** 2 for row, times in tested.items())
+    least = (n / len(tested)) ** 2  # one row that is always judged otherwise
+    return Gain(100 * points, 100 * math.sqrt(max(variance, least)) / n, n / len(of_draws))
+
+
+def mean_gain(gains: Sequence[Gain]) -> Gain:
+    """Over clients, each of which counts alike."""
+    error = math.sqrt(sum(gain.error**2 for gain in gains)) / len(gains)
+    return Gain(float(np.mean([gain.points for gain in gains])), error, sum(gain.n_rows for gain in gains))
+
+
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line for each set: means over its draws."""
-    print("| set | draws | apfl | normalisation | best of its alternatives | below it | alone | mean client gains | "
-          "clients with 100 test rows | worst of them, in errors | alone by choice | other kernel |")  # fmt: skip
-    print("| --- " * 12 + "|")
+    """What clients gain, of draws that say which rows were tested; then the alternatives, where they were tried."""
+    if counted := [row for row in rows if "tested" in row["clients"][0]]:
+        show_gains(counted)
+        print()
+    if whole := [row for row in rows if "kernels" in row]:
+        show_alternatives(whole)
+
+
+def show_gains(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each set: means over its draws; then what clients gain over all sets."""
+    print("| set | draws | apfl | alone | mean client gains | clients with 100 test rows | worst of them, in errors | "
+          "alone by choice |")  # fmt: skip
+    print("| --- " * 8 + "|")
+    by_set = {name: [row for row in rows if row["set"] == name] for name in dict.fromkeys(row["set"] for row in rows)}
+    found = {name: gains_of_clients(own) for name, own in by_set.items()}
+    for name, own in by_set.items():
+        ours, alone = (np.mean([100 * row[key] for row in own]) for key in ("accuracy", "alone"))
+        clients, gain = [client for row in own for client in row["clients"]], mean_gain(found[name])
+        judged = [each.errors for each in found[name] if each.n_rows >= ENOUGH]
+        worst = f"{min(judged):.1f}" if judged else "–"
+        print(
+            f"| {name} | {len(own)} | {ours:.1f} | {alone:.1f} | {gain.points:+.1f} ± {gain.error:.1f} | {len(judged)} "
+            f"| {worst} | {sum(client['weight'] == 0 for client in clients)} of {len(clients)} |"
+        )
+    everyone = [gain for own in found.values() for gain in own]
+    total, of_sets = mean_gain(everyone), mean_gain([mean_gain(own) for own in found.values()])
+    singly = [client_gain(c) for row in rows for c in row["clients"] if c["n_test"] >= ENOUGH]
+    print(
+        f"\nover {len(everyone)} clients {total.points:+.2f} ± {total.error:.2f}, over {len(found)} sets "
+        f"{of_sets.points:+.2f} ± {of_sets.error:.2f}; draw by draw {len(singly)} clients with {ENOUGH} test rows, "
+        f"{sum(gain < -2 * error for gain, error in singly)} below by more than two errors, "
+        f"the worst by {-min((gain / error for gain, error in singly), default=math.nan):.1f}"
+    )
+
+
+def show_alternatives(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each set: what other normalisations and the other kernel would give."""
+    print("| set | draws | apfl | normalisation | best of its alternatives | below it | other kernel |")
+    print("| --- " * 7 + "|")
     for name in dict.fromkeys(row["set"] for row in rows):
         own = [row for row in rows if row["set"] == name]
         mean = {how: np.mean([100 * row["by_normalise"][how] for row in own]) for how in CANDIDATES}
-        ours, alone = (np.mean([100 * row[key] for row in own]) for key in ("accuracy", "alone"))
-        best = max(mean, key=lambda how: mean[how])
-        clients = [client for row in own for client in row["clients"]]
-        judged = [client_gain(client) for client in clients if client["n_test"] >= ENOUGH]
-        worst = min((gain / error for gain, error in judged), default=math.nan)
-        gain = np.mean([client_gain(client)[0] for client in clients if client["n_test"]])
+        ours, best = np.mean([100 * row["accuracy"] for row in own]), max(mean, key=lambda how: mean[how])
         chosen = [row["normalise"] for row in own]
         told = ", ".join(f"{how} ({chosen.count(how)})" for how in dict.fromkeys(chosen))
         test, left_out = (
@@ -291,8 +385,6 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         )
         print(
             f"| {name} | {len(own)} | {ours:.1f} | {told} | {best} {mean[best]:.1f} | {mean[best] - ours:.1f} | "
-            f"{alone:.1f} | {gain:+.1f} | {len(judged)} | {worst:.1f} | "
-            f"{sum(client['weight'] == 0 for client in clients)} of {len(clients)} | "
             f"{100 * test:+.1f} ({left_out:+.1f} left-out rows) |"
         )
 
@@ -303,6 +395,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""], help="sets, by beginning")
     parser.add_argument("--data", type=Path, default=settings.DATA, help="folder of the shared features")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of apfl")
+    parser.add_argument("--brief", action="store_true", help="the default and going alone, nothing else")
     parser.add_argument("--out", type=Path, default=Path("runs/natural.jsonl"))
     parser.add_argument("--show", type=Path, help="only print the table of this file")
     given = parser.parse_args()
@@ -319,7 +412,7 @@ def main() -> None:
         for seed in given.seeds:
             if (name, seed, json.dumps(chosen)) in known:
                 continue
-            row = row_of(name, make(), seed, chosen)
+            row = row_of(name, make(), seed, chosen, brief=given.brief)
             with given.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(
@@ -327,7 +420,6 @@ def main() -> None:
                 seed,
                 row["normalise"],
                 row["accuracy"],
-                row["by_normalise"],
                 row["alone"],
                 row["seconds"],
                 flush=True,

@@ -169,3 +169,15 @@ def test_one_site_alone_settles_no_encoding(tmp_path: Path) -> None:
     assert not agreed.exists()
     invoke("encoding", "settle", str(one), "--min-clients", "1", "--out", str(agreed))
     assert Encoding.from_json(agreed.read_text()).columns[0].categories == ("A", "B")
+
+
+def test_a_site_counts_once(tmp_path: Path) -> None:
+    one, copy, other, agreed = (tmp_path / f"{name}.json" for name in ("one", "copy", "other", "agreed"))
+    for path, words in ((one, "AB"), (copy, "AB"), (other, "AC")):
+        path.write_text(summarise({"blood": [*words] * 12}).to_json())
+    for twice in (one, copy):
+        with pytest.raises(InputError, match=r"says the same as .*one.json: each site counts once"):
+            invoke("encoding", "settle", str(one), str(other), str(twice), "--out", str(agreed))
+    assert not agreed.exists()
+    invoke("encoding", "settle", str(one), str(other), "--out", str(agreed))
+    assert Encoding.from_json(agreed.read_text()).columns[0].categories == ("A",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -94,6 +95,7 @@ def settle(
             sums.append(Summary.from_json(path.read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError, InputError) as error:
             raise InputError(f"{path} is no description of columns ({error})") from error
+    _check_different(descriptions, [each.to_json() for each in sums])
     n_clients = sum(each.n_clients for each in sums)
     if n_clients < min_clients:
         raise InputError(
@@ -114,6 +116,16 @@ def settle(
         f"next: give every site {target}, for example `apfl federate join --data site.csv --encode {target}`",
         soft_wrap=True,
     )
+
+
+def _check_different(paths: Sequence[Path], told: Sequence[str]) -> None:
+    """Refuse a site that would count twice: its rare categories would be those of several sites."""
+    first = dict(zip(reversed(told), reversed(paths), strict=True))
+    for path, own in zip(paths, told, strict=True):
+        if first[own] is not path:
+            raise InputError(
+                f"{path} says the same as {first[own]}: each site counts once. Give one description of each site"
+            )
 
 
 def _write(text: str, target: Path) -> None:

@@ -337,16 +337,18 @@ class Encoding:
 
 def settle(summary: Summary, *, min_rows: int = MIN_ROWS, min_clients: int = MIN_CLIENTS) -> Encoding:
     """The encoding of the summed columns. A category of fewer rows, or of fewer clients, is one of the others."""
-    made, left_out = [], []
+    made, left_out, fewest = [], [], min(min_clients, summary.n_clients)
     for name, own in summary.columns.items():
-        encoded = _settled(name, own, summary, min_rows, min(min_clients, summary.n_clients))
+        encoded = _settled(name, own, summary, min_rows, fewest)
         if encoded is None:
             left_out.append(name)
         else:
             made.append(encoded)
     if not made:
         raise InputError(
-            f"no column can be encoded: {', '.join(map(printable, left_out)) or 'none given'} repeat nothing"
+            f"no column can be encoded ({', '.join(map(printable, left_out)) or 'none given'}): numbers and dates need "
+            f"two different values, words a category with at least {min_rows} rows at {fewest} clients or more; give "
+            "more rows, or other columns"
         )
     return Encoding(tuple(made), tuple(left_out))
 
