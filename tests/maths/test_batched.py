@@ -11,7 +11,7 @@ import apfl.maths.hits as hits_room
 import apfl.maths.machine as machine_room
 import apfl.maths.personalise as personalise_room
 from apfl.maths.hat import HatFactors, fit_refinement, hat_basis
-from apfl.maths.hits import Grid, hits, left_out_prior
+from apfl.maths.hits import Grid, bounded, hits, left_out_prior, narrowed, summed
 from apfl.maths.leaveout import LeftOut, leverage_sketch
 from apfl.maths.personalise import Choice, Rows, Shared, leave_out, personalise, refine, solve_primary
 from apfl.maths.refine import leave_out_each, refine_each, stacked
@@ -244,3 +244,25 @@ def test_a_gpu_finds_what_a_cpu_does():
         for beta in TRIED.betas:
             one, two = own.scores.at((beta, 0.4, 0.05)), other.scores.at((beta, 0.4, 0.05)).cpu()
             torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+
+
+def test_narrow_tables_add_up_to_those_of_whole_numbers():
+    """Ten thousand tables are there at once, in as few bytes as hold them; their sum has all it needs."""
+    generator = torch.Generator().manual_seed(0)
+    tables = [torch.randint(0, most, (2, 3, 4), generator=generator) for most in (5, 30_000, 40_000, 2**40) * 200]
+    narrow = [narrowed(table) for table in tables]
+    assert [table.dtype for table in narrow[:4]] == [torch.int16, torch.int16, torch.int32, torch.int64]
+    assert torch.equal(summed(narrow), torch.stack(tables).sum(0))
+    small = [narrowed(torch.full((1, 1, 1), 32_000)) for _ in range(300)]
+    assert summed(small).item() == 300 * 32_000
+    weighted = torch.rand(2, 2, 2, dtype=torch.float64, generator=generator)
+    assert narrowed(weighted) is weighted
+
+
+@pytest.mark.parametrize("n_clients", [2, 5])
+def test_bounds_of_narrow_tables_are_those_of_whole_numbers(n_clients):
+    generator = torch.Generator().manual_seed(0)
+    n_rows = [40, 60_000, 7, 300, 33_000][:n_clients]
+    tables = [torch.randint(0, n // 2, (2, 3, 4), generator=generator) for n in n_rows]
+    narrow = bounded([narrowed(table) for table in tables], n_rows)
+    assert [own.tolist() for own in narrow] == [own.tolist() for own in bounded(tables, n_rows)]

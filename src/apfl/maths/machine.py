@@ -15,7 +15,18 @@ from threadpoolctl import threadpool_limits
 
 from apfl.errors import InputError
 
-__all__ = ["alike", "available", "check_width", "n_cores", "n_workers", "needed", "over_clients", "threads", "widest"]
+__all__ = [
+    "alike",
+    "available",
+    "check_width",
+    "n_cores",
+    "n_workers",
+    "needed",
+    "over_clients",
+    "threads",
+    "too_much",
+    "widest",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -104,6 +115,12 @@ def available(device: torch.device) -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return None
+
+
+def too_much(n_bytes: int, device: torch.device) -> bool:
+    """Whether so many bytes are more than half of what is free."""
+    have = available(device)
+    return have is not None and n_bytes > have // 2
 
 
 def needed(width: int, n_rows: int, workers: int) -> int:

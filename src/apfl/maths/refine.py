@@ -75,6 +75,11 @@ class Rows:
         """The hat matrix of Psi, decomposed when first asked for."""
         return hat_of(self.psi) if self.groups is None else hat_basis(self.psi)
 
+    def decomposed(self, hat: Hat) -> Rows:
+        """The same rows with their hat matrix, which is known already."""
+        self.__dict__["hat"] = hat
+        return self
+
     @property
     def nbytes(self) -> int:
         """Of Psi, if it is not Phi, and of its decomposition."""
