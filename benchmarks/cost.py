@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from apfl.data.federation import Shard
-from apfl.experiments.cost import INTERPRETER, Size, cost, measured_rates
+from apfl.experiments.cost import Size, cost, measured_rates
 from apfl.federate import Coordinator, Site, Terms
 from apfl.maths.machine import threads
+from apfl.maths.memory import INTERPRETER
 from apfl.methods.apfl import APFL
 
 

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 import apfl
 from apfl.cli import doctor
-from apfl.maths import machine
+from apfl.maths import machine, memory
 from tests.commands import here
 
 
@@ -57,7 +57,7 @@ def test_the_width_fits_and_the_next_does_not(monkeypatch, free):
     monkeypatch.setattr(machine, "available", lambda device: free)
     width = machine.widest(5000, 2, cpu)
     assert width is not None
-    assert machine.needed(width, 5000, 2) <= free < machine.needed(2 * width, 5000, 2)
+    assert memory.of_run(width, 5000, 2) <= free < memory.of_run(2 * width, 5000, 2)
     monkeypatch.setattr(doctor, "available", lambda device: free)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert f"d_primary up to {width} fits" in doctor._memory(5000)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import apfl.maths.gcv as gcv_room
 from apfl.data.federation import Shard
 from apfl.errors import InputError
-from apfl.maths import machine
+from apfl.maths import machine, memory
 from apfl.maths.gcv import Path, choose_gamma, feature_energy
 from apfl.maths.hits import FEW_HITS, Grid, _with_neighbours, choose, grid, hits, local_prior
 from apfl.maths.leaveout import ECHO, LeftOut, fit_refinement, hat_basis, leverage_sketch, whiten
@@ -386,7 +386,7 @@ def test_a_width_that_does_not_fit_is_refused_with_one_that_does(monkeypatch, ki
         list(method.rounds(clients, 3, 0))
     widest = int(str(refused.value).rsplit("=", 1)[1])
     n = 100 if kind == "landmarks" else 50  # rows on landmarks are float64
-    assert machine.needed(widest, n, 1) <= 10**9 < machine.needed(2 * widest, n, 1)
+    assert memory.of_run(widest, n, 1) <= 10**9 < memory.of_run(2 * widest, n, 1)
 
 
 def test_free_memory_is_what_the_system_says(monkeypatch, tmp_path):

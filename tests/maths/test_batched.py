@@ -14,7 +14,7 @@ import apfl.maths.hits as hits_room
 import apfl.maths.machine as machine_room
 import apfl.maths.personalise as personalise_room
 from apfl.maths.hat import HatFactors, fit_refinement, hat_basis, hat_of
-from apfl.maths.hits import Grid, hits, left_out_prior
+from apfl.maths.hits import Grid, bounded, hits, left_out_prior, narrowed, summed
 from apfl.maths.leaveout import LeftOut, leverage_sketch
 from apfl.maths.personalise import Choice, Rows, Shared, leave_out, personalise, refine, solve_primary
 from apfl.maths.refine import leave_out_each, left_out_of, refine_each, stacked
@@ -269,7 +269,11 @@ def test_single_rows_are_left_out_to_single_precision():
     rng = torch.Generator().manual_seed(0)
     phi = torch.nn.functional.normalize(torch.randn(30, 50, generator=rng))
     labels = torch.randint(3, (30,), generator=rng)
-    shared = Shared(torch.randn(50, 3, generator=rng).double(), torch.full((3,), 10.0), torch.randn(50, 8).double() / 9)
+    shared = Shared(
+        torch.randn(50, 3, generator=rng).double(),
+        torch.full((3,), 10.0),
+        torch.randn(50, 8, generator=rng).double() / 9,
+    )
     made = []
     for own in (phi, phi.double()):
         rows = Rows(own, own, labels)
@@ -279,3 +283,25 @@ def test_single_rows_are_left_out_to_single_precision():
     # 1 - h is above 0.05 / 1.05: it amplifies the rounding of single precision, 6e-8, twentyfold.
     torch.testing.assert_close(made[0], made[1], rtol=0, atol=2e-5)
     assert not torch.equal(*made)
+
+
+def test_narrow_tables_add_up_to_those_of_whole_numbers():
+    """Ten thousand tables are there at once, in as few bytes as hold them; their sum has all it needs."""
+    generator = torch.Generator().manual_seed(0)
+    tables = [torch.randint(0, most, (2, 3, 4), generator=generator) for most in (5, 30_000, 40_000, 2**40) * 200]
+    narrow = [narrowed(table) for table in tables]
+    assert [table.dtype for table in narrow[:4]] == [torch.int16, torch.int16, torch.int32, torch.int64]
+    assert torch.equal(summed(narrow), torch.stack(tables).sum(0))
+    small = [narrowed(torch.full((1, 1, 1), 32_000)) for _ in range(300)]
+    assert summed(small).item() == 300 * 32_000
+    weighted = torch.rand(2, 2, 2, dtype=torch.float64, generator=generator)
+    assert narrowed(weighted) is weighted
+
+
+@pytest.mark.parametrize("n_clients", [2, 5])
+def test_bounds_of_narrow_tables_are_those_of_whole_numbers(n_clients):
+    generator = torch.Generator().manual_seed(0)
+    n_rows = [40, 60_000, 7, 300, 33_000][:n_clients]
+    tables = [torch.randint(0, n // 2, (2, 3, 4), generator=generator) for n in n_rows]
+    narrow = bounded([narrowed(table) for table in tables], n_rows)
+    assert [own.tolist() for own in narrow] == [own.tolist() for own in bounded(tables, n_rows)]

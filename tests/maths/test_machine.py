@@ -11,7 +11,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 from apfl.errors import InputError
-from apfl.maths import machine
+from apfl.maths import machine, memory
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -55,11 +55,11 @@ def test_cores_are_those_the_process_may_use(monkeypatch):
 
 def test_memory_is_that_of_sums_system_factor_and_rows():
     squares, rows = 8 * 1000**2, 4 * 1000 * 600
-    assert machine.needed(1000, 600, workers=3) == 1.125 * (5 * squares + rows)
+    assert memory.of_run(1000, 600, workers=3) == 1.125 * (5 * squares + rows)
 
 
 def test_what_just_fits_is_allowed_and_what_nobody_knows_too(monkeypatch):
-    take = machine.needed(256, 50, 1)
+    take = memory.of_run(256, 50, 1)
     for have in (take, take + 1, None):
         monkeypatch.setattr(machine, "available", lambda device, have=have: have)
         machine.check_width(256, 50, 1, CPU)
@@ -70,7 +70,7 @@ def test_what_just_fits_is_allowed_and_what_nobody_knows_too(monkeypatch):
 
 @pytest.mark.parametrize(("width", "remedy"), [(16, "d_primary=16$"), (8, "use fewer rows or another machine$")])
 def test_the_narrowest_width_advised_is_sixteen(monkeypatch, width, remedy):
-    monkeypatch.setattr(machine, "available", lambda device: machine.needed(width, 50, 1))
+    monkeypatch.setattr(machine, "available", lambda device: memory.of_run(width, 50, 1))
     with pytest.raises(InputError, match=remedy):
         machine.check_width(4096, 50, 1, CPU)
 

@@ -46,7 +46,8 @@ def cost(
     told = {
         "width": made.width, "up": {name: n[0] for name, n in made.traffic.up.items()}, "down": made.traffic.down,
         "bytes_up": made.up, "bytes_down": made.down, "site_memory": made.site_memory,
-        "server_memory": made.server_memory, "seconds": {name: round(each, 4) for name, each in seconds.items()},
+        "server_memory": made.server_memory, "run_memory": made.run_memory,
+        "seconds": {name: round(each, 4) for name, each in seconds.items()},
     }  # fmt: skip
     if as_json:
         out.print(json.dumps(told), soft_wrap=True)
@@ -60,6 +61,7 @@ def cost(
     table.add_row("all sites, up and down", human_bytes(clients * (made.up + made.down)))
     table.add_row("memory of a site", human_bytes(made.site_memory))
     table.add_row("memory of the server", human_bytes(made.server_memory))
+    table.add_row("memory of `apfl run`, all sites in one process", human_bytes(made.run_memory))
     for name, each in seconds.items():
         table.add_row(name, f"{each:,.1f} s")
     out.print(table)

@@ -18,6 +18,7 @@ import torch
 from apfl.errors import InputError
 from apfl.maths.integers import statistics_layout
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, kernel
+from apfl.maths.memory import INTERPRETER, of_run, of_server, of_site
 from apfl.maths.normalise import needs_moments
 from apfl.maths.pilot import BITS, CANDIDATES, PilotBytes, n_points, pilot_bytes
 from apfl.maths.ridge import squared
@@ -36,9 +37,6 @@ from apfl.methods.apfl import APFL
 
 __all__ = ["Cost", "Rates", "Size", "cost", "measured_rates", "traffic"]
 
-INTERPRETER = 500_000_000  # bytes of Python with torch
-# What a site holds at its peak, in double precision: matrices of d x d and of n x d. From three measured settings.
-SQUARES, MAPPED = 5, 4
 ROW = 4000  # entries of a kernel that take as long as the fingerprint of a row, which is kept at the site
 Operations = Mapping[str, float]  # kind -> how many
 
@@ -89,6 +87,7 @@ class Cost:
     traffic: Traffic  # of one site; integers at most, and about half of that once they are squeezed
     site_memory: int
     server_memory: int
+    run_memory: int  # of all clients in one process, as `apfl run` has them; the width check goes by it, too
     statistics: Operations  # of a site: map, products, the check before sending
     model: Operations  # of a site: left-out rows and refinement
     contribution: Operations  # of the server: the check of one contribution
@@ -127,10 +126,9 @@ def cost(size: Size, method: APFL | None = None) -> Cost:
     method = method or APFL()
     d = size.width or method.widths(size.rows, size.features)[0]
     n, c = size.own, size.classes
-    triangle = 8 * (d * (d + 1) // 2 + d * c)
     return Cost(
-        size, d, traffic(size, method, d), INTERPRETER + 8 * (SQUARES * d**2 + MAPPED * n * d) + 2 * triangle,
-        INTERPRETER + 2 * triangle + 8 * 5 * d**2, _statistics(size, d, method.map == "landmarks"),
+        size, d, traffic(size, method, d), INTERPRETER + of_site(d, n, c), INTERPRETER + of_server(d, c),
+        INTERPRETER + of_run(d, size.rows, 1), _statistics(size, d, method.map == "landmarks"),
         _model(size, d), _check(d, c, _leading(d)), _publication(d, c, method),
     )  # fmt: skip
 

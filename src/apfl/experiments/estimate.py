@@ -9,13 +9,11 @@ from apfl.data.protocol import Protocol
 from apfl.experiments.cells import Cell
 from apfl.experiments.cost import Size, cost, measured_rates
 from apfl.experiments.tuning import grid
-from apfl.maths.machine import needed
+from apfl.maths.memory import INTERPRETER, of_run
 from apfl.methods._training import Training
 from apfl.methods.apfl import APFL
 
 __all__ = ["peak_bytes", "told_costs"]
-
-INTERPRETER = 500_000_000  # bytes of Python with torch
 
 
 def peak_bytes(cells: Sequence[Cell], dataset: Dataset) -> int:
@@ -55,4 +53,4 @@ def _method_bytes(cell: Cell, dataset: Dataset) -> int:
     if isinstance(cell.method, Training):
         heads = (cell.protocol.n_clients or 100) * n_features * len(dataset.class_names) * 4
         return 4 * n_rows * n_features + 4 * heads * len(grid(cell.method, cell.tune) if cell.tune else [0])
-    return needed(max(cell.method.widths(n_rows, n_features)), n_rows, workers=1)
+    return of_run(max(cell.method.widths(n_rows, n_features)), n_rows, workers=1)

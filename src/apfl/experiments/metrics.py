@@ -8,7 +8,7 @@ accuracy; it is left out and counted in ``n_clients_without_test``. A test row w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,8 +69,11 @@ def client_accuracies(models: Sequence[Model], tests: Sequence[Shard]) -> list[f
     >>> len(client_accuracies(last.models, data.test))
     3
     """
-    pairs = [pair for pair in _pairs(models, tests) if len(pair[1])]
-    hits = [(_predicted(model, test)[1] == test.labels).double().mean() for model, test in pairs]
+    hits = [
+        (_predicted(model, test)[1] == test.labels).double().mean()
+        for model, test in _pairs(models, tests)
+        if len(test)
+    ]
     known = iter(torch.stack(hits).tolist() if hits else [])  # one wait for the device, not one for each client
     return [next(known) if len(test) else None for test in tests]
 
@@ -146,10 +149,11 @@ def no_test_rows() -> InputError:
     return InputError("no client has test rows, so there is nothing to measure; keep some back for testing")
 
 
-def _pairs(models: Sequence[Model], tests: Sequence[Shard]) -> list[tuple[Model, Shard]]:
+def _pairs(models: Sequence[Model], tests: Sequence[Shard]) -> Iterator[tuple[Model, Shard]]:
+    """One at a time: models may be made when they are asked for."""
     if len(models) != len(tests):
         raise InputError(f"{len(models)} models for {len(tests)} clients; there must be one for each")
-    return list(zip(models, tests, strict=True))
+    yield from zip(models, tests, strict=True)
 
 
 def _predicted(model: Model, test: Shard) -> tuple[Tensor, Tensor]:

@@ -208,17 +208,15 @@ def save_models(
     Each file says whose model it is, and ``about`` what else there is to know of all.
     The folder is made aside and put in place at the end, so it holds all models of one run or is not there.
     """
-    containers = [model.container() for model in models]
     names = [str(k) for k in range(len(models))] if clients is None else list(clients)
-    first = containers[0].tensors
-    shared = [name for name in first if all(c.tensors.get(name) is first[name] for c in containers)]
+    shared = _shared_tensors(models)
     making, former = folder.with_name(f".{folder.name}.making"), folder.with_name(f".{folder.name}.former")
     shutil.rmtree(making, ignore_errors=True)
     try:
-        for k, container in enumerate(containers):
+        for k, container in enumerate(model.container() for model in models):
             facts = {"client": names[k], **(about or {})}
             settings = container.settings | {"class_names": list(class_names), "about": facts}
-            only_one = () if len(containers) == 1 else shared
+            only_one = () if len(models) == 1 else shared
             write(replace(container, settings=settings), making / model_file(k, names[k]), shared=only_one)
         shutil.rmtree(former, ignore_errors=True)
         if folder.exists():
@@ -229,6 +227,15 @@ def save_models(
     finally:
         shutil.rmtree(making, ignore_errors=True)
         shutil.rmtree(former, ignore_errors=True)
+
+
+def _shared_tensors(models: Sequence[Model]) -> list[str]:
+    """The names of the tensors that all models have in common; models are looked at one at a time."""
+    shared = dict(models[0].container().tensors)
+    for model in models:
+        own = model.container().tensors
+        shared = {name: tensor for name, tensor in shared.items() if own.get(name) is tensor}
+    return list(shared)
 
 
 def versions() -> dict[str, str | None]:

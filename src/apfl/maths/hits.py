@@ -10,7 +10,7 @@ beyond everyone's. With tau = 0 there is none.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, Protocol, TypeVar
@@ -22,7 +22,7 @@ from apfl.maths.ridge import one_hot
 
 __all__ = [
     "Grid", "Scope", "best_of", "bounded", "bounded_weights", "choose", "grid", "hits", "left_out_prior", "local_prior",
-    "prefer",
+    "narrowed", "prefer", "summed",
 ]  # fmt: skip
 
 Scope = Literal["federation", "client"]
@@ -30,6 +30,7 @@ K = TypeVar("K", bound=Hashable)
 CLEARLY = 1.0  # standard errors, and one row, by which one of several candidates must beat the usual one
 FEW_HITS = 5000  # below so many, the best of 882 settings is the best by chance
 ENTRIES = 2**18  # of a block of rows, classes and betas: a megabyte in single precision
+AT_ONCE = 256  # tables that are added at once
 STEEPEST = 1e30  # of a bound in tau: single precision ends at 3e38
 LEVEL = 0.45  # of the square root of the fewest misses: settings whose hits differ by less are about as good
 
@@ -188,6 +189,22 @@ def _intervals(
     return low, high
 
 
+def narrowed(table: Tensor) -> Tensor:
+    """A table of hits in as few bytes as hold it: those of all clients are there at once, with thousands of entries."""
+    if table.is_floating_point():
+        return table
+    most = int(table.max())
+    small = next((dtype for dtype in (torch.int16, torch.int32) if most <= torch.iinfo(dtype).max), torch.int64)
+    return table.to(small)
+
+
+def summed(tables: Iterable[Tensor]) -> Tensor:
+    """The sum of the clients' tables, narrow or not, int64; float64 if rows count by their importance."""
+    (*left,) = tables
+    parts = [torch.stack(left[k : k + AT_ONCE]).sum(0) for k in range(0, len(left), AT_ONCE)]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
 def bounded(tables: Sequence[Tensor], n_rows: Sequence[int]) -> list[Tensor]:
     """Tables of several clients, in none of which settings differ by more of its rows than at the median row's client.
 
@@ -204,7 +221,9 @@ def bounded(tables: Sequence[Tensor], n_rows: Sequence[int]) -> list[Tensor]:
         return list(tables)
     shares = [int(table.max() - table.min()) / n for table, n in zip(tables, n_rows, strict=True)]
     usual = _of_median_row(shares, n_rows)
-    return [table.clamp_min(int(table.max()) - round(usual * n)) for table, n in zip(tables, n_rows, strict=True)]
+    return [
+        table.clamp_min(max(0, int(table.max()) - round(usual * n))) for table, n in zip(tables, n_rows, strict=True)
+    ]
 
 
 def bounded_weights(tables: Sequence[Tensor], n_rows: Sequence[int]) -> list[Tensor]:

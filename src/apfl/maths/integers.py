@@ -71,6 +71,7 @@ _BLOCK = 512
 _ENTRIES = 2**17  # rounded at a time on a CPU: they stay in the cache
 _ROWS = 8192  # whose products are added in single precision
 IN_SINGLE = 12  # bits of an integer that single precision leaves as many bits of dither for
+HALF_ERROR = 2**-7  # three roundings to 2^-9: of both factors, and of their product
 IN_HALF = 12  # bits beside which the errors of products in bfloat16 are small (`_Halves`)
 
 
@@ -312,8 +313,10 @@ class Encoding:
         """What entries of a sum do not pass in size if those of T'T on its diagonal, over D, do not pass ``squares``.
 
         By the inequality of Cauchy and Schwarz, |(T'T)_ij|^2 <= (T'T)_ii (T'T)_jj, and of the rows of one class, which
-        are at most so many, |(T'Y)_ic|^2 <= n_c (T'T)_ii. Each client's rounding moves an entry by less than a step.
+        are at most so many, |(T'Y)_ic|^2 <= n_c (T'T)_ii. Each client's rounding moves an entry by less than a step,
+        and products in bfloat16 by `HALF_ERROR` of its bound.
         """
+        squares *= 1 + HALF_ERROR
         cross = math.sqrt(squares * most_of_a_class) / self.rounding.cross.step
         return {name: math.ceil(most) + n_clients for name, most in (
             ("below", squares / self.rounding.step), ("cross", cross),

@@ -14,10 +14,11 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from apfl.errors import InputError
+from apfl.maths.memory import of_run
 
 __all__ = [
-    "alike", "available", "check_width", "multiplies_halves", "n_cores", "n_workers", "needed", "over_clients",
-    "threads", "widest",
+    "alike", "available", "check_width", "multiplies_halves", "n_cores", "n_workers", "over_clients", "threads",
+    "too_much", "widest",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -115,24 +116,22 @@ def available(device: torch.device) -> int | None:
         return None
 
 
-def needed(width: int, n_rows: int, workers: int) -> int:
-    """Peak bytes of the primary stream: a sum for each worker, the system, its factor, and all activated rows.
-
-    Sums, system and factor are float64 and width x width; rows are float32. One eighth is added for all else.
-    """
-    return int(1.125 * (8 * width**2 * (workers + 2) + 4 * width * n_rows))
+def too_much(n_bytes: int, device: torch.device) -> bool:
+    """Whether so many bytes are more than half of what is free."""
+    have = available(device)
+    return have is not None and n_bytes > have // 2
 
 
 def widest(n_rows: int, workers: int, device: torch.device) -> int | None:
     """The widest power of two that fits; None if none does or if the system does not say how much is free."""
     have = available(device)
     widths = (2**power for power in range(20, 3, -1))
-    return None if have is None else next((each for each in widths if needed(each, n_rows, workers) <= have), None)
+    return None if have is None else next((each for each in widths if of_run(each, n_rows, workers) <= have), None)
 
 
 def check_width(width: int, n_rows: int, workers: int, device: torch.device) -> None:
     """Say what a run of this width takes; refuse it, with the widest that fits, if there is not that much."""
-    take, have = needed(width, n_rows, workers), available(device)
+    take, have = of_run(width, n_rows, workers), available(device)
     if take > 1e9:  # below that nobody has to plan for it
         log.info("width %d for %d rows takes about %.1f GB of memory", width, n_rows, take / 1e9)
     if have is None or take <= have:

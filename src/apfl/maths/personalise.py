@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from apfl.maths.gcv import choose_gamma, feature_energy
-from apfl.maths.hits import Grid, Scope, best_of, choose, grid, prefer
+from apfl.maths.hat import Hat
+from apfl.maths.hits import Grid, Scope, best_of, choose, grid, narrowed, prefer, summed
 from apfl.maths.leaveout import leverage_sketch
 from apfl.maths.machine import ALIKE, alike, available
 from apfl.maths.refine import (
@@ -226,12 +227,14 @@ def personalise(
     *,
     over: OverClients = in_turn,
     keep_scores: bool = False,
+    fit: bool = True,
 ) -> Personalised:
     """Choose the settings that are open, and refine every client with them.
 
     ``rows_of(k)`` gives client k's rows, and may be asked twice. ``sketch_width`` is m; 0 means exact leverage.
-    ``keep_scores`` keeps the left-out scores of every row. ``sizes`` are the clients' rows: those of like sizes are
-    worked on at once.
+    ``keep_scores`` keeps the left-out scores of every row. Without ``fit`` the clients have settings and weights, and
+    no refinement: whoever cannot hold those of all makes them one by one (`refine`). ``sizes`` are the clients' rows:
+    those of like sizes are worked on at once.
     """
     device, n_clients = primary.weights.device, len(sizes)
     tried, smoothing = choice.grid(primary.unit(rows_of(0).psi.shape[1])), choice.smoothing
@@ -254,7 +257,14 @@ def personalise(
                 own_weights(rows, sketched, own, smoothing) if choice.weight == "auto" else [p.weight for p in own]
             )
             settings = [plan.settings[weight] for plan, weight in zip(own, weights, strict=True)]
-            made += zip(ks, refine_each(rows, primary.shared, settings, smoothing, weights), strict=True)
+            if fit:
+                made += zip(ks, refine_each(rows, primary.shared, settings, smoothing, weights), strict=True)
+            else:
+                none = primary.weights.new_zeros(0, primary.shared.n_classes)
+                made += [
+                    (k, Personal(none, *setting, None, weight))
+                    for k, setting, weight in zip(ks, settings, weights, strict=True)
+                ]
         return made
 
     made = _in_order(over(personal, buckets, device))
@@ -273,7 +283,7 @@ def left_out_tables(
     *,
     over: OverClients = in_turn,
 ) -> list[Tensor]:
-    """The table of left-out hits of every client, (betas, balances, taus) each, with the usual weight."""
+    """The table of left-out hits of every client, (betas, balances, taus) each, `narrowed`, with the usual weight."""
     device = shared.weights.device
     found = _left_out(
         rows_of, _buckets(sizes, device), lambda rows: leave_out_each(rows, shared, smoothing, tried), over, device
@@ -289,17 +299,21 @@ def _left_out(
     device: torch.device,
     keep: Callable[[list[int], Rows], None] | None = None,
 ) -> list[LeftOutHits]:
-    """What leaving out gives for each client; ``keep`` is told the rows."""
+    """What leaving out gives for each client, with narrow tables; ``keep`` is told the rows."""
 
     def hits_of(bucket: Sequence[int]) -> list[tuple[int, LeftOutHits]]:
         made: list[tuple[int, LeftOutHits]] = []
         for ks, rows in _units(rows_of, bucket):
-            made += zip(ks, leave(rows), strict=True)
+            made += zip(ks, map(_narrow, leave(rows)), strict=True)
             if keep is not None:
                 keep(ks, rows)
         return made
 
     return _in_order(over(hits_of, buckets, device))
+
+
+def _narrow(own: LeftOutHits) -> LeftOutHits:
+    return replace(own, tables={weight: narrowed(table) for weight, table in own.tables.items()})
 
 
 def refine_all(
@@ -348,18 +362,20 @@ class _Memory:
     """
 
     def __init__(self, rows_of: Callable[[int], Rows], n_clients: int, device: torch.device) -> None:
-        self._rows_of, self._kept = rows_of, dict[int, tuple[list[int], Rows]]()
+        self._rows_of, self._kept = rows_of, dict[int, tuple[list[int], Rows | Hat]]()
         self._room = min(MOST_KEPT, (available(device) or 0) // 4) // n_clients
 
     def keep(self, ks: list[int], rows: Rows) -> None:
         """Remember them if they fit."""
         if rows.nbytes <= len(ks) * self._room:
-            self._kept[ks[0]] = ks, rows
+            copied = rows.psi is rows.phi and len(ks) > 1  # of Phi, for clients to be in one
+            self._kept[ks[0]] = ks, rows.hat if copied else rows
 
     def take(self, bucket: Sequence[int]) -> Iterator[tuple[list[int], Rows]]:
         """The rows of these clients, which are forgotten."""
         kept = [self._kept.pop(k) for k in bucket if k in self._kept]
-        yield from kept
+        for ks, held in kept:
+            yield ks, held if isinstance(held, Rows) else stacked([self._rows_of(k) for k in ks]).decomposed(held)
         known = {k for ks, _ in kept for k in ks}
         missing = [k for k in bucket if k not in known]
         if missing:
@@ -424,7 +440,7 @@ def _unless_clear(table: Tensor, tried: Grid, n_rows: int) -> Setting:
 
 def _summed(left_out: Sequence[LeftOutHits]) -> dict[float, Tensor]:
     """The table of each weight, over clients."""
-    return {w: torch.stack([own.tables[w] for own in left_out]).sum(0) for w in left_out[0].tables}
+    return {w: summed(own.tables[w] for own in left_out) for w in left_out[0].tables}
 
 
 def own_weight(rows: Rows, shared: Shared, plan: Plan, smoothing: float) -> float:

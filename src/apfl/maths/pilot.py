@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from apfl.errors import InputError
-from apfl.maths.hits import best_of, bounded, prefer
+from apfl.maths.hits import best_of, bounded, prefer, summed
 from apfl.maths.integers import Encoding, Rounding
 from apfl.maths.landmarks import SYNTHETIC, LandmarkMap, independent, rounded_landmarks
 from apfl.maths.maps import normals
@@ -225,7 +225,7 @@ def judge(tried: Sequence[str], tables: Sequence[Tensor], n_rows: Sequence[int],
     >>> judge(["root", "row"], [torch.tensor([[[[90]]], [[[80]]]])] * 3, [100] * 3, "row").normalise
     'root'
     """
-    return judge_sum(tried, torch.stack(bounded(tables, n_rows)).sum(0), sum(n_rows), usual)
+    return judge_sum(tried, summed(bounded(tables, n_rows)), sum(n_rows), usual)
 
 
 def judge_sum(tried: Sequence[str], summed: Tensor, n_rows: int, usual: str) -> Judged:

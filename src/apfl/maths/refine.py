@@ -81,6 +81,11 @@ class Rows:
         found: Hat = self.__dict__["hat"]
         return found
 
+    def decomposed(self, hat: Hat) -> Rows:
+        """The same rows with their hat matrix, which is known already."""
+        self.__dict__["hat"] = hat
+        return self
+
     @property
     def nbytes(self) -> int:
         """Of Psi, if it is not Phi, of its decomposition, and of products with Phi."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from apfl.data.federation import Shard
 from apfl.data.targets import TARGETS, Target
 from apfl.errors import InputError
 from apfl.maths.landmarks import LandmarkMap
-from apfl.maths.leaveout import echo, leaving, row_hashes
+from apfl.maths.leaveout import Hashes, echo, leaving, row_hashes
 from apfl.maths.machine import check_width, n_workers, over_clients
 from apfl.maths.maps import Activation, FeatureMap, random_map, raw_map
 from apfl.maths.normalise import Normalise, Normaliser, check_features, described, needs_moments, normaliser
@@ -188,7 +188,32 @@ class Repeated:
     groups: Tensor | None  # as in `Leaving`
     copies: Tensor
     n_copies: int
-    echo: Tensor  # (ECHO,)
+    hashes: Hashes
+
+    @property
+    def echo(self) -> Tensor:
+        """(ECHO,), made when asked for: of a client of few rows it is much larger than the rows."""
+        return echo(self.copies, self.hashes)
+
+
+class Echoes(Sequence[tuple[int, Tensor]]):
+    """What integers tell of each client's repeated rows, one client at a time."""
+
+    def __init__(self, together: Sequence[Repeated]) -> None:
+        self._together = together
+
+    def __len__(self) -> int:
+        return len(self._together)
+
+    @overload
+    def __getitem__(self, k: int) -> tuple[int, Tensor]: ...
+    @overload
+    def __getitem__(self, k: slice) -> Sequence[tuple[int, Tensor]]: ...
+    def __getitem__(self, k: int | slice) -> tuple[int, Tensor] | Sequence[tuple[int, Tensor]]:
+        if isinstance(k, slice):
+            return Echoes(self._together[k])
+        own = self._together[k]
+        return own.n_copies, own.echo
 
 
 def repeated_rows(clients: Sequence[Shard]) -> list[Repeated]:
@@ -201,10 +226,7 @@ def repeated_rows(clients: Sequence[Shard]) -> list[Repeated]:
         leaving(shard.features, shard.labels, shard.groups, own) for shard, own in zip(clients, parts, strict=True)
     ]
     counts = torch.stack([own.copies.sum() for own in found]).tolist() if found else []
-    return [
-        Repeated(*own, n_copies, echo(shard.features, hashes))
-        for own, n_copies, shard, hashes in zip(found, counts, clients, parts, strict=True)
-    ]
+    return [Repeated(*own, n_copies, hashes) for own, n_copies, hashes in zip(found, counts, parts, strict=True)]
 
 
 def _bundles(clients: Sequence[Shard], share: Sequence[int], n_rows: int) -> Iterator[list[int]]:

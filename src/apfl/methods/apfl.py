@@ -30,7 +30,7 @@ from apfl.data.targets import Target
 from apfl.errors import InputError
 from apfl.maths.hits import Scope
 from apfl.maths.integers import bits_for
-from apfl.maths.machine import over_clients
+from apfl.maths.machine import over_clients, too_much
 from apfl.maths.maps import Activation, FeatureMap
 from apfl.maths.noise import of_length_one
 from apfl.maths.normalise import Normalise, needs_moments
@@ -50,6 +50,7 @@ from apfl.maths.wire import ECHO_BYTES, Traffic, description_bytes, publication_
 from apfl.methods import Method, Round
 from apfl.methods._analytic import (
     ANY_TARGET,
+    Echoes,
     Repeated,
     mapped_and_summed,
     repeated_rows,
@@ -61,8 +62,10 @@ from apfl.methods._number_rounds import number_round
 from apfl.methods._numbers import Asked
 from apfl.methods._pilot import Pilot, pilot
 from apfl.methods._private import PRIVATE_BITS, WIDTH, Noise, Privacy, check_private, private_streams
-from apfl.methods._streams import PUBLIC, Published, Streams, folded, landmark_streams
+from apfl.methods._streams import COLUMNS, PUBLIC, Published, Streams, folded, landmark_streams
+from apfl.methods._when_asked import WhenAsked
 from apfl.models.dual_stream import DualStream
+from apfl.models.file import Model
 from apfl.models.landmark import LandmarkModel
 
 NonNegative = Annotated[float, Field(ge=0)]
@@ -212,7 +215,7 @@ class APFL(Method):
         if self.normalise == "auto":
             first = pilot(clients, n_classes, self.choice, self.sketch, bits, seed)
         normalise = first.normalise if first else shared_normaliser(self.normalise, clients)
-        repeats = [(own.n_copies, own.echo) for own in together]
+        repeats = Echoes(together)
         made = landmark_streams(clients, n_classes, normalise, d, self.landmarks, bits, seed, repeats)
         return first.before(made) if first else made
 
@@ -265,8 +268,20 @@ class APFL(Method):
                 for own in personal
             ]  # fmt: skip
 
-        made = personalise(rows_of, [*map(len, clients)], primary, self.choice, self.sketch, seed, over=over_clients)
+        held = not too_much(2 * 8 * len(clients) * made_of.stats.width * n_classes, primary.weights.device)
+        sizes = [*map(len, clients)]
+        made = personalise(rows_of, sizes, primary, self.choice, self.sketch, seed, over=over_clients, fit=held)
         chosen = {**made.account, "normalise": normalise.how}
+
+        def fitted(ks: Sequence[int]) -> Sequence[Model]:
+            """The models of these clients, made again from their rows."""
+            own = [made.clients[k] for k in ks]
+            return models(
+                [
+                    refine(rows_of(k), primary.shared, each.setting, self.smoothing, each.weight)
+                    for k, each in zip(ks, own, strict=True)
+                ]
+            )
 
         def admit(late: Sequence[Shard]) -> list[DualStream] | list[LandmarkModel]:
             """With the federation's settings, as a site that only receives; under noise with their own."""
@@ -280,7 +295,7 @@ class APFL(Method):
 
         traffic = made_of.traffic + self._traffic(clients, made_of, n_classes)
         yield Round(
-            models(made.clients),
+            models(made.clients) if held else WhenAsked(len(clients), fitted, max(1, COLUMNS // n_classes)),
             index=traffic.rounds,
             bytes_up=traffic.total_up,
             bytes_down=traffic.total_down(len(clients)),

@@ -28,13 +28,13 @@ from apfl.federate.terms import Terms
 from apfl.files import hold
 from apfl.maths.leaveout import echo, hashed_copies, row_hashes
 from apfl.maths.machine import n_cores, threads
+from apfl.maths.memory import INTERPRETER
 from apfl.maths.normalise import check_features
 
 __all__ = ["Pass", "file_state", "pass_bytes"]
 
 ENTRIES = 2**24  # float64 numbers of the rows that are mapped at a time
 FEWEST, MOST = 256, 8192  # rows at a time
-INTERPRETER = 500_000_000  # bytes of Python with torch
 EVERY = 60.0  # seconds between two states on disk
 Progress = Callable[[int, int], None]  # rows done, of so many
 

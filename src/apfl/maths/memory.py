@@ -1,0 +1,35 @@
+"""Bytes that a run, a site and a server hold at their peak: what the width check and `apfl cost` go by.
+
+A matrix of width x width in double precision is a square here, one of rows x width is mapped rows.
+"""
+
+from __future__ import annotations
+
+__all__ = ["INTERPRETER", "of_run", "of_server", "of_site"]
+
+INTERPRETER = 500_000_000  # Python with torch
+# Of a site, from three measured settings; of a server: the sum, the system, its factor, its band form and room to work.
+SITE_SQUARES, SITE_MAPPED, SERVER_SQUARES = 5, 4, 5
+
+
+def of_run(width: int, n_rows: int, workers: int) -> int:
+    """All clients in one process: a sum for each worker, the system, its factor, and all activated rows.
+
+    Sums, system and factor are float64 and width x width; rows are float32. One eighth is added for all else.
+    """
+    return int(1.125 * (8 * width**2 * (workers + 2) + 4 * width * n_rows))
+
+
+def of_site(width: int, n_rows: int, n_classes: int) -> int:
+    """One site between machines, without the interpreter: squares, its mapped rows, and what it sends, twice."""
+    return 8 * (SITE_SQUARES * width**2 + SITE_MAPPED * n_rows * width) + 2 * _sent(width, n_classes)
+
+
+def of_server(width: int, n_classes: int) -> int:
+    """The server, without the interpreter; it does not grow with the number of sites."""
+    return 2 * _sent(width, n_classes) + 8 * SERVER_SQUARES * width**2
+
+
+def _sent(width: int, n_classes: int) -> int:
+    """A triangle and Phi'Y in double precision."""
+    return 8 * (width * (width + 1) // 2 + width * n_classes)
