@@ -24,7 +24,8 @@ from apfl.cli.federation import (
 )
 from apfl.cli.leave import server_of
 from apfl.cli.progress import end_as_interrupted, err, out
-from apfl.errors import InputError, printable
+from apfl.data.source import TARGET_NAMES
+from apfl.errors import InputError, printable, unknown
 from apfl.federate.flower.bundle import DEADLINE
 from apfl.federate.flower.peers import knows_users
 from apfl.federate.flower.processes import Server, is_loopback, running, wait_until
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["result", "run", "server", "status"]
 
+OF_COLUMNS = {"quorum": 3, "min_cohort": 2}  # the fewest there may be: members are sent everyone's sums
 NEEDED = {"--classes": "class_names", "--n-features": "n_features"}  # by masked terms
 
 # What apfl and Flower write into the server's folder; whatever else lies there stays as it is.
@@ -54,9 +56,19 @@ def server(
         bool | None,
         typer.Option("--secure/--insecure", help="Require TLS and known keys. \\[default: on, except on loopback]"),
     ] = None,
-    quorum: Annotated[int | None, typer.Option(help="Fewest sites in a publication. \\[default: 2]")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="What is predicted: classification, regression (columns of numbers) or multilabel (columns of 0 and "
+            "1); of columns --classes has the names, and --plain is needed. \\[default: classification]"
+        ),
+    ] = None,
+    quorum: Annotated[
+        int | None, typer.Option(help="Fewest sites in a publication. \\[default: 2; with columns as --target 3]")
+    ] = None,
     min_cohort: Annotated[
-        int | None, typer.Option(help="Fewest late sites to fold in together. \\[default: 1]")
+        int | None,
+        typer.Option(help="Fewest late sites to fold in together. \\[default: 1; with columns as --target 2]"),
     ] = None,
     min_per_class: Annotated[
         int | None, typer.Option(help="Rows of a class below which a site withholds it. \\[default: 2]")
@@ -81,8 +93,8 @@ def server(
     classes: Annotated[
         str | None,
         typer.Option(
-            help="Class names, separated by commas, or a file with one on each line. \\[default: with --plain "
-            "those of the sites]"
+            help="Class names, or those of the columns of --target, separated by commas, or a file with one on each "
+            "line. \\[default: with --plain those of the sites]"
         ),
     ] = None,
     masked: Annotated[
@@ -136,7 +148,7 @@ def server(
         "quorum": quorum, "min_cohort": min_cohort, "min_per_class": min_per_class, "wire": wire, "seed": seed,
         "keep_contributions": keep_contributions, "class_names": classes and _names(classes),
         "max_rows": max_rows, "max_share": max_share, "masked": masked, "n_features": n_features,
-        "releases": releases,
+        "releases": releases, "target": target,
         "method": noise_settings(epsilon, delta, colluders) | method_settings(settings),
     }  # fmt: skip
     chosen = {key: value for key, value in given.items() if value not in (None, {})}
@@ -303,6 +315,9 @@ def _agreement(folder: Path, name: str | None, given: dict[str, Any], *, masked:
 
 def _new_terms(given: dict[str, Any], masked: bool) -> dict[str, Any]:
     """What was given, with the defaults of a new folder: masks between machines, which need what no site may say."""
+    if given.get("target", "classification") != "classification":
+        _check_plain(given["target"], masked=given.get("masked", masked))
+        given = {**OF_COLUMNS, **given}
     if not given.setdefault("masked", masked):
         return given
     lacking = [option for option, key in NEEDED.items() if key not in given]
@@ -313,6 +328,17 @@ def _new_terms(given: dict[str, Any], masked: bool) -> dict[str, Any]:
             "can often be recovered"
         )
     return given | {"method": {"map": "landmarks", **given.get("method", {})}}
+
+
+def _check_plain(target: str, *, masked: bool) -> None:
+    """Refuse masks for targets that have no agreed range, and kinds of targets that there are not."""
+    if target not in TARGET_NAMES:
+        raise unknown("target", target, TARGET_NAMES)
+    if masked:
+        raise InputError(
+            f"--target {target} given without --plain: masks need integers of an agreed range, which targets do not "
+            "have. With --plain the server sees what each site sends, from which its rows can often be recovered"
+        )
 
 
 def _agree(folder: Path, name: str | None, given: dict[str, Any], *, masked: bool = False) -> Terms:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["join", "simulate"]
 
 
-@data_options(only=(*TABLE, "encode"))
+@data_options(only=(*TABLE, "encode", "target"))
 def join(
     server: Annotated[str, typer.Option(help="Server to connect to, HOST:PORT.")],
     name: Annotated[str, typer.Option(help="Name of this site, the same as in its key's file name.")],
@@ -121,7 +121,7 @@ def join(
     _check_masks(terms, roster)
     folder = folder or Path("sites") / name
     split = {"test_column": test_column, "test_fraction": test_fraction, "group_column": group_column}
-    split |= {option: getattr(source, option) for option in TABLE} | {"encode": _encoding(source)}
+    split |= {option: getattr(source, option) for option in (*TABLE, "target")} | {"encode": _encoding(source)}
     given = {key: value for key, value in split.items() if value is not None}  # the site has the defaults
     _check_quotes(given)
     _check_rows(data, statistics, given)
@@ -244,7 +244,11 @@ def _tell_what_leaves(site: Site, terms: Path | None, min_per_class: int, contri
     from apfl.federate import Terms
     from apfl.federate.disclosure import default_masked
 
-    default = default_masked(site.class_names, site.train.features.shape[1]) if masked and not terms else {}
+    default: dict[str, Any] = {}
+    if site.train.target != "classification":
+        default = {"target": site.train.target, "class_names": site.class_names, "quorum": 3, "min_cohort": 2}
+    elif masked and not terms:
+        default = default_masked(site.class_names, site.train.features.shape[1])
     agreement = (
         terms.read_bytes() if terms else Terms("unknown", min_per_class=min_per_class, **default).to_json().encode()
     )
@@ -313,7 +317,7 @@ def _check_quotes(given: dict[str, Any]) -> None:
             raise InputError(f"--{option.replace('_', '-')} {value} given; rename the column: no quotes are allowed")
 
 
-@data_options(only=("data", *TABLE, "encode", "categories"))
+@data_options(only=("data", *TABLE, "encode", "categories", "target"))
 def simulate(
     clients: Annotated[
         int | None,
@@ -341,8 +345,8 @@ def simulate(
 
     folder = folder or Path("runs") / f"federation-{time.strftime('%Y%m%d-%H%M%S')}"
     protocol = protocol_of(clients, alpha, partition, client_column)
-    terms = Terms.checked({"federation": "simulated", "seed": seed, "method": method_settings(settings)})
-    names = simulated(folder, source, protocol, seed, terms, as_json=as_json)
+    agreed = {"federation": "simulated", "seed": seed, "method": method_settings(settings)}
+    names = simulated(folder, source, protocol, seed, Terms.checked(agreed), as_json=as_json)
     out.print(status_of_folder(folder, as_json)(), soft_wrap=as_json)
     if not as_json:
         out.print("plain: in a simulation one process sees all rows, so masks would hide nothing", soft_wrap=True)

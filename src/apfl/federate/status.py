@@ -46,13 +46,17 @@ def _status(ledger: Ledger) -> dict[str, Any]:
     latest = ledger.current()
     current = None if latest is None else latest["number"]
     influence = ledger.influence(latest)
-    moments = Counter(ledger.spread_bytes()) + Counter(ledger.pilot_bytes())
-    clients = [_client(ledger, row, influence, moments.get(row["name"], 0)) for row in ledger.overview(current)]
+    beside = Counter(ledger.spread_bytes()) + Counter(ledger.pilot_bytes()) + Counter(ledger.stage_bytes(current))
+    clients = [_client(ledger, row, influence, beside.get(row["name"], 0)) for row in ledger.overview(current)]
+    stage = _stage(ledger, terms, current)
+    if stage is not None:
+        for row in clients:
+            row["table"] = row["name"] in stage[1]
     refusals, n_refusals = ledger.refusals(N_RECENT)
     tables = [row["name"] for row in clients if row["table"]]
     return {
         "federation": draft["federation"],
-        "phase": _phase(terms, clients, current, len(tables)),
+        "phase": _phase(terms, clients, current, len(tables), stage is not None and bool(stage[0])),
         "terms": terms,
         "quorum": draft["quorum"],
         "clients": clients,
@@ -96,6 +100,24 @@ def _terms(text: str | None) -> dict[str, Any]:
     return terms | {"digest": sha256((text or "").encode()), "settled": terms.get("fingerprints") is not None}
 
 
+def _stage(ledger: Ledger, terms: dict[str, Any], current: int | None) -> tuple[str, frozenset[str]] | None:
+    """With columns as targets, the stage of the choice that waits for tables, and whose are here; None with classes.
+
+    Once all is chosen the stage is empty, and the tables are those of the last one.
+    """
+    target = terms.get("target", "classification")
+    if target == "classification":
+        return None
+    if current is None:
+        return "", frozenset()
+    last = "thresholds" if target == "multilabel" else "errors"
+    if ledger.chosen_in(current, last) is not None:
+        return "", ledger.staged(current, last)
+    open_yet = [each for each in ("likelihoods", "errors") if ledger.chosen_in(current, each) is None]
+    stage = next((each for each in open_yet if ledger.staged(current, each)), open_yet[0] if open_yet else last)
+    return stage, ledger.staged(current, stage)
+
+
 def _wants_tables(terms: dict[str, Any]) -> bool:
     """`Terms.wants_tables`."""
     method = terms["method"]
@@ -122,7 +144,9 @@ def _client(ledger: Ledger, row: Row, influence: dict[str, float], moments: int)
     }
 
 
-def _phase(terms: dict[str, Any], clients: list[dict[str, Any]], current: int | None, n_tables: int) -> str:
+def _phase(
+    terms: dict[str, Any], clients: list[dict[str, Any]], current: int | None, n_tables: int, choosing: bool
+) -> str:
     """What the federation waits for next."""
     if not terms["settled"]:
         first = "counting" if terms.get("masked") else "describing"
@@ -131,7 +155,9 @@ def _phase(terms: dict[str, Any], clients: list[dict[str, Any]], current: int | 
         return "piloting" if terms["method"]["normalise"] == "auto" else "spreading"
     if current is None:
         return "contributing"
-    if terms.get("masked"):
+    if choosing:
+        return "choosing"
+    if terms.get("masked") or terms.get("target", "classification") != "classification":
         return "published"
     members = sum(row["state"] == "member" for row in clients)
     return "choosing" if _wants_tables(terms) and n_tables < members else "published"
@@ -149,6 +175,8 @@ def summary(folder: str | Path) -> dict[str, Any]:
         "rows": current["n"], "gamma": current["gamma"], "width": state["terms"]["method"]["d_primary"],
         "classes": state["terms"]["class_names"], "sha256": current["sha256"],
     }  # fmt: skip
+    if state["terms"].get("target", "classification") != "classification":
+        values["targets"] = values.pop("classes")
     if state["privacy"]:
         values |= {"epsilon_spent": state["privacy"]["epsilon"], "delta": state["privacy"]["delta"]}
     if reported:

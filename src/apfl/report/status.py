@@ -46,7 +46,8 @@ def _sites(status: Mapping[str, Any], expected: Sequence[str]) -> Table:
     terms = status["terms"]
     title = f"federation {status['federation']}   {status['phase']}   quorum {status['quorum']}"
     if terms["settled"]:
-        title += f"   width {terms['method']['d_primary']}   {len(terms['class_names'])} classes"
+        noun = {"regression": "targets", "multilabel": "labels"}.get(terms.get("target", ""), "classes")
+        title += f"   width {terms['method']['d_primary']}   {len(terms['class_names'])} {noun}"
     table = Table(
         "site", "state", "rows", "influence", "sent", "table", "holds", "accuracy", "last heard of", title=title
     )

@@ -34,7 +34,12 @@ class Answers:
         current = ledger.current()
         self.current: int | None = None if current is None else current["number"]
         self.members = ledger.answered("members", self.current)
-        self.tabled = ledger.answered("tables", self.current)
+        # With columns as targets settings are chosen in stages, and a site's first table brings the publication.
+        self.stage = coordinator.stage
+        self.staged = ledger.staged(self.current, self.stage) if self.stage else frozenset()
+        numeric = self.settled and coordinator.terms.numeric
+        in_stages = frozenset(ledger.stage_bytes(self.current)) if numeric else frozenset()
+        self.tabled = in_stages if numeric else ledger.answered("tables", self.current)
         self.confirmed = ledger.confirmed(self.current)
         self.measured = ledger.answered("metrics", self.current)
         # Those whose contribution the next publication will hold need not refine by this one first.
@@ -42,3 +47,4 @@ class Answers:
         # Tables are collected for the current publication until settings are chosen, or anyone has refined by a choice.
         wants_tables = self.settled and coordinator.terms.wants_tables
         self.choosing = wants_tables and self.current not in (None, chosen) and not self.confirmed
+        self.waits_for = "table" if self.choosing else self.stage  # the phase before models are fitted

@@ -22,18 +22,20 @@ from apfl.federate.flower.wire import Setting, answer, parts
 from apfl.federate.instructions import Instruction, Recipient, hashes
 from apfl.federate.masked.rosters import read_identity, read_roster
 from apfl.federate.masked.site import MaskedSite
+from apfl.federate.numbers.site import NumberSite
 from apfl.federate.secure import Member
 from apfl.federate.site import Site
 from apfl.federate.stats.site import StreamedSite
 from apfl.federate.terms import Terms
 from apfl.files import replacing
 
-__all__ = ["SIMULATION", "app"]
+__all__ = ["SIMULATED_TARGET", "SIMULATION", "app"]
 
 SIMULATION = "APFL_SIMULATION"  # folder of a simulated federation, whose sites are numbered
+SIMULATED_TARGET = "APFL_SIMULATION_TARGET"  # what its sites predict
 Payloads = dict[str, bytes]
 SPLIT = ("test_fraction", "test_column", "group_column")  # what `join` was given of these; a site has the defaults
-TABLE = ("label_column", "feature_column", "features", "drop", "encode")
+TABLE = ("label_column", "feature_column", "features", "drop", "encode", "target")
 STATE = "member.state"  # of masked sums, with secrets in it: what a killed process goes on with
 Answer = tuple[dict[str, Setting], Payloads]
 
@@ -62,7 +64,7 @@ class Limits:
         """Refuse terms under which more would leave than the site agreed to."""
         terms = Terms.from_json(given)
         self.check_masks(terms)
-        if terms.min_per_class < self.min_per_class and not terms.private:  # noise covers small classes too
+        if terms.min_per_class < self.min_per_class and not (terms.private or terms.numeric):  # noise covers them too
             raise InputError(
                 f"the federation shares classes from {terms.min_per_class} rows on; this site agreed to "
                 f"{self.min_per_class} or more (--min-per-class)"
@@ -160,6 +162,8 @@ def _sent(site: Site, limits: Limits, given: Payloads) -> Answer:
 
 def _table(site: Site, limits: Limits, given: Payloads) -> Answer:
     kept = _kept_publication(site, given)
+    if isinstance(site, NumberSite):
+        return {}, {"table": site.table(given["terms"], kept, given.get("choice", b""))}
     return {}, {"table": site.table(given["terms"], kept)}
 
 
@@ -167,12 +171,14 @@ def _refine(site: Site, limits: Limits, given: Payloads) -> Answer:
     path = site.refine(given["terms"], _kept_publication(site, given), given["choice"])
     terms = Terms.from_json(given["terms"])
     _say(f"fitted its model to publication {site.publication(terms)} of {terms.federation}: {path}")
-    reports = limits.report and site.test is not None and not (terms.masked or terms.private)  # under masks in a sum
+    in_the_clear = not (terms.masked or terms.private or terms.numeric)  # under masks in a sum
+    reports = limits.report and site.test is not None and in_the_clear
     return {}, {"metrics": site.metrics(given["terms"])} if reports else {}
 
 
 def _evaluate(site: Site, limits: Limits, given: Payloads) -> Answer:
-    if not limits.report or site.test is None or Terms.from_json(given["terms"]).private:
+    terms = Terms.from_json(given["terms"])
+    if not limits.report or site.test is None or terms.private or terms.numeric:
         return {"declined": "this site does not report metrics"}, {}
     return {}, {"metrics": site.metrics(given["terms"])}
 
@@ -244,7 +250,7 @@ def _configuration(context: Context) -> dict[str, Setting]:
         name = f"site-{int(config['partition-id']):03d}"
         home = Path(simulated) / "sites" / name
         config |= {"name": name, "folder": str(home), "data": str(home / "features.npz"), "report": True}
-        config |= {"test-column": "test"}
+        config |= {"test-column": "test", "target": os.environ.get(SIMULATED_TARGET, "classification")}
     return config
 
 

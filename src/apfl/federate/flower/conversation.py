@@ -28,13 +28,15 @@ from apfl.federate.flower.questions import PHASES, Ask, Key, Questions
 from apfl.federate.flower.wire import Setting, is_whole, parts, pulled, reason
 from apfl.federate.intake import Receipt
 from apfl.federate.names import check_name
+from apfl.federate.numbers.shared import STAGES
 from apfl.files import check_room
 from apfl.maths.wire import ECHO_BYTES
 
 __all__ = ["Conversation", "Policy"]
 
 PAUSE = 0.5
-ON_MAPS = ("statistics", "rejoin", "return", "table", "refine")  # phases in which a site maps its rows
+TABLES = ("table", *STAGES)  # phases in which a site sends a table that settings are chosen by
+ON_MAPS = ("statistics", "rejoin", "return", *TABLES, "refine")  # phases in which a site maps its rows
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ class Conversation:
         if client in answers.gone:  # it may come back if whoever runs the server has put its key back
             returns = node in self.sites.vouched and self._owes(client, "return", answers)
             return "return" if returns else None
-        wanted = (phase for phase in PHASES if phase != "evaluate" or self.policy.evaluate)
+        evaluates = self.policy.evaluate and not self.coordinator.draft.numeric  # columns have no accuracy
+        wanted = (phase for phase in PHASES if phase != "evaluate" or evaluates)
         return next((phase for phase in wanted if self._owes(client, phase, answers)), None)
 
     def _owes(self, site: str, phase: str, answers: Answers) -> bool:
@@ -129,7 +132,7 @@ class Conversation:
         payloads = {"terms": answers.terms, **self._of_phase(client, phase, answers)}
         if phase in ON_MAPS and answers.landmarked and client not in answers.has_landmarks:
             payloads["landmarks"] = self.coordinator.landmarks()
-        if phase == "table" or (phase == "refine" and client not in answers.tabled):
+        if phase in (*TABLES, "refine") and client not in answers.tabled:
             payloads["publication"] = self.coordinator.deliver(client)
         return payloads
 
@@ -141,6 +144,8 @@ class Conversation:
             return {"primaries": self.coordinator.pilot_primaries(client)}
         if phase == "rejoin":
             return {"digest": (self.coordinator.contribution_of(client) or "").encode()}
+        if phase in STAGES and (chosen := self.coordinator.chosen_so_far()):
+            return {"choice": chosen}
         return {"choice": self._choice(answers.current or 0)} if phase == "refine" else {}
 
     def _upload(self, client: str) -> int:
@@ -228,6 +233,7 @@ class Conversation:
             "rejoin": self._rejoined,
             "return": self._receipt("statistics", self.coordinator.accept),
             "table": self._table,
+            **dict.fromkeys(STAGES, self._receipt("table", self.coordinator.table)),
             "refine": self._refined,
             "evaluate": self._receipt("metrics", self.coordinator.metrics),
         }[ask.phase]
@@ -277,6 +283,7 @@ class Conversation:
         decide = {
             "describe": self._settle, "pilot": self._try, "pilot_table": self._prefer, "spread": self._draw,
             "statistics": self._publish, "table": self._choose, "refine": self._publish,
+            **dict.fromkeys(STAGES, self._choose_stage),
         }  # fmt: skip
         return decide[phase](answers, waiting)
 
@@ -331,6 +338,13 @@ class Conversation:
         self._choice(answers.current or 0)
         return True
 
+    def _choose_stage(self, answers: Answers, waiting: set[str]) -> bool:
+        if not answers.staged:
+            return False
+        stage = self.coordinator.choose_stage()
+        self.events("chosen", number=answers.current, stage=stage, late=sorted(waiting))
+        return True
+
     def _publish(self, answers: Answers, waiting: set[str]) -> bool:
         if not self.coordinator.ready():
             return False
@@ -379,7 +393,7 @@ def _stage(answers: Answers) -> str:
         return "spread" if answers.spreading else "describe"
     if answers.current is None:
         return "statistics"
-    return "table" if answers.choosing else "refine"
+    return answers.waits_for or "refine"
 
 
 def _key(site: str, phase: str, answers: Answers) -> Key:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from apfl.federate.flower.answers import Answers
+from apfl.federate.numbers.shared import STAGES
 
 __all__ = ["PHASES", "Ask", "Key", "Phase", "Questions", "State"]
 
@@ -27,6 +28,13 @@ class Phase:
     numbered: bool = False  # whether each publication asks it anew
 
 
+def _of_stage(stage: str) -> Phase:
+    """The question for a table of one stage of a choice."""
+    return Phase(
+        stage, "train.table", lambda site, a: a.stage == stage and site in a.members - a.staged, numbered=True
+    )  # fmt: skip
+
+
 # In the order in which a site is asked: it gets the first question that it owes an answer to.
 PHASES = {
     phase.name: phase
@@ -42,9 +50,10 @@ PHASES = {
         Phase("return", "train.return", lambda site, a: a.settled and site in a.gone),
         Phase("statistics", "train.statistics", lambda site, a: a.settled and site not in a.contributed),
         Phase("table", "train.table", lambda site, a: a.choosing and site in a.members - a.tabled, numbered=True),
+        *map(_of_stage, STAGES),
         Phase(
             "refine", "train.refine",
-            lambda site, a: a.current is not None and not a.choosing and site not in a.confirmed | a.next_members,
+            lambda site, a: a.current is not None and not a.waits_for and site not in a.confirmed | a.next_members,
             numbered=True,
         ),
         Phase("evaluate", "evaluate.metrics", lambda site, a: site in a.confirmed - a.measured, numbered=True),

@@ -8,18 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from apfl.data.federation import Dataset, Federation
 from apfl.data.load import Source, load_data
+from apfl.data.targets import Scale
 from apfl.errors import InputError
 from apfl.experiments.run import Protocol, federate
 from apfl.federate import Coordinator, Terms
-from apfl.federate.flower.client_app import SIMULATION
+from apfl.federate.flower.client_app import SIMULATED_TARGET, SIMULATION
 from apfl.federate.flower.events import WORDS
 from apfl.federate.flower.processes import QUIET
 from apfl.files import replacing
 
 __all__ = ["simulate"]
+
+AS_IT_IS = Scale(torch.zeros(1), torch.ones(1))
 
 
 def simulate(
@@ -29,11 +33,12 @@ def simulate(
 
     Returns the client of each site.
     """
-    dataset = load_data(replace(source, target="classification"))
+    dataset = load_data(replace(source, target=source.target or "classification"))
     federation = federate(dataset, protocol, seed)
     if len(federation.train) < 2:
         raise InputError(f"the column names one client, {federation.names[0]}; a federation needs two or more")
-    terms = replace(terms, quorum=len(federation.train))
+    columns = {} if dataset.target == "classification" else {"class_names": dataset.class_names, "min_cohort": 2}
+    terms = replace(terms, quorum=len(federation.train), target=dataset.target, **columns)
     if (folder / "ledger.sqlite").exists():
         raise InputError(f"{folder} holds a federation already; choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,6 +48,7 @@ def simulate(
     for number, site in enumerate(names):
         _write_site(folder / "sites" / site / "features.npz", federation, number, dataset)
     os.environ |= {**QUIET, SIMULATION: str(folder.absolute()), "APFL_FEDERATION": str(folder.absolute())}
+    os.environ[SIMULATED_TARGET] = dataset.target
     os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **({} if as_json else {WORDS: "1"})}
     from flwr.simulation import run_simulation
 
@@ -61,11 +67,14 @@ def simulate(
 def _write_site(path: Path, federation: Federation, number: int, dataset: Dataset) -> None:
     """One site's rows as a file, with a column that says which are for testing."""
     train, test = federation.train[number], federation.test[number]
+    labels = [train.labels.numpy(), test.labels.numpy()]
+    if dataset.target != "classification":
+        labels = [(federation.scale or AS_IT_IS).undo(own.responses(0)).numpy() for own in (train, test)]
     with replacing(path) as temporary, temporary.open("wb") as stream:
         np.savez(
             stream,
             features=np.concatenate([train.features.numpy(), test.features.numpy()]),
-            labels=np.concatenate([train.labels.numpy(), test.labels.numpy()]),
+            labels=np.concatenate(labels),
             class_names=np.array(dataset.class_names),
             test=np.arange(len(train) + len(test)) >= len(train),
         )
