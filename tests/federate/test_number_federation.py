@@ -359,3 +359,92 @@ def test_a_site_with_more_rows_than_the_cap_learns_from_all_of_them(tmp_path):
     capped, whole = load_model(found.models[1]), shards[1]
     error = (capped.scores(whole.features) - whole.responses(0)).square().mean(0)
     assert bool((error < 0.2 * whole.responses(0).var(0)).all())
+
+
+# ----------------------------------------------------------------------------------------------------- odd tables
+
+
+def _features(change):
+    return lambda shard: replace(shard, features=change(shard.features))
+
+
+FAR = torch.tensor([1, 1e-6, 1e6, 1, 1]), torch.tensor([0, 0, 1e9, 3, 0])
+ODD = {
+    "a constant column": _features(lambda x: torch.cat([x, torch.full_like(x[:, :1], 0.1)], 1)),
+    "columns that depend on each other": _features(lambda x: torch.cat([x, 2 * x[:, :1] + x[:, 1:2]], 1)),
+    "columns far from zero": _features(lambda x: x * FAR[0] + FAR[1]),
+    "single precision": _features(lambda x: x.float()),
+    "a constant target": lambda own: replace(own, targets=own.targets * torch.tensor([1, 0]) + 7),
+    "targets far from zero": lambda own: replace(own, targets=own.targets + torch.tensor([2024.0, 1e6])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_tables_give_the_simulators_models_too(odd, tmp_path):
+    shards = [ODD[odd](draw_targets(n, k)) for k, n in enumerate((*SIZES, 3))]
+    new = ODD[odd](draw_targets(40, 999)).features
+    (round_,) = APFL().rounds(shards, len(TARGETS), 0)
+    found = simulate(number_sites(tmp_path, shards), number_terms(), tmp_path / "server")
+    for path, model in zip(found.models, round_.models, strict=True):
+        own, wanted = load_model(path).scores(new), model.scores(new)
+        # Standard deviations; a column at 1e9 has nine digits beyond its mean.
+        assert float(((own - wanted) / shards[0].responses(0).std(0).clamp_min(1)).abs().max()) < 1e-8
+
+
+def test_more_features_than_rows(tmp_path):
+    shards = [draw_targets(n, k, n_features=60) for k, n in enumerate((12, 15, 9))]
+    (round_,) = APFL().rounds(shards, len(TARGETS), 0)
+    found = simulate(number_sites(tmp_path, shards), number_terms(), tmp_path / "server")
+    for path, model in zip(found.models, round_.models, strict=True):
+        assert gap(load_model(path).scores(probe(60)), model.scores(probe(60))) < 1e-9
+
+
+# ------------------------------------------------------------------------------------------------------ changed rows
+
+
+def test_a_site_with_changed_rows_takes_its_own_place_when_another_comes_along(tmp_path):
+    shards = [draw_targets(n, k) for k, n in enumerate((*SIZES, 25))]
+    sites = number_sites(tmp_path, shards)
+    with Coordinator(tmp_path / "server", number_terms()) as server:
+        agreement = settled(server, sites[:4])
+        server.publish()
+        chosen(server, sites[:4], agreement)
+        longer = number_sites(tmp_path, [draw_targets(65, 1)])[0]
+        longer = type(longer)(tmp_path / "sites", "site-1", longer.train, TARGETS)
+        assert longer.changes() == {"f": "65 rows, 70 then; all 65 (70 then)"}
+        sent = longer.rejoin(agreement, server.contribution_of("site-1") or "")
+        receipt = server.rejoin(sent["statistics"], "site-1")
+        assert receipt.outcome == "withheld", receipt  # its own sums would be the difference of two publications
+        sites[4].keep_landmarks(agreement, server.landmarks())
+        server.accept(sites[4].statistics(agreement), "site-4")
+        assert server.publish().n_samples == sum(SIZES) - 5 + 25
+        now = [sites[0], longer, *sites[2:]]
+        assert longer.refine(agreement, server.deliver("site-1"), chosen(server, now, agreement)).is_file()
+
+
+def test_new_landmarks_after_a_site_left_are_as_if_it_had_never_been_there(tmp_path):
+    shards = [draw_targets(n, k) for k, n in enumerate(SIZES)]
+    found = {}
+    for way in ("left", "never"):
+        sites = number_sites(tmp_path / way, shards)
+        rest = [*sites[:2], sites[3]]
+        with Coordinator(tmp_path / way / "server", number_terms()) as server:
+            agreement = settled(server, sites if way == "left" else rest)
+            server.publish()
+            if way == "left":
+                chosen(server, sites, agreement)
+                server.leave("site-2")
+                server.redraw()
+                outline = server.outline()
+                for site in rest:
+                    server.spread(site.spread(outline), site.name)
+                agreement = server.settle()
+                for site in rest:
+                    site.keep_landmarks(agreement, server.landmarks())
+                    server.accept(site.statistics(agreement), site.name)
+                server.publish()
+            choice = chosen(server, rest, agreement)
+            paths = [site.refine(agreement, server.deliver(site.name), choice) for site in rest]
+            found[way] = server.terms, models_of(paths)
+    assert found["left"][0] == found["never"][0]
+    assert all(torch.equal(*pair) for pair in zip(found["left"][1], found["never"][1], strict=True))

@@ -201,7 +201,7 @@ def whole_labels(what: str, labels: np.ndarray) -> np.ndarray:
     if not whole.all():
         raise InputError(
             f"{what} are {labels.dtype}, for example {labels[~whole][0]}; expected integers or strings: name another "
-            "column, or divide the values into classes"
+            "column, divide the values into classes, or give --target regression"
         )
     return labels.astype(np.int64)
 
