@@ -19,6 +19,7 @@ from apfl.federate import Coordinator, Terms
 from apfl.federate.flower.client_app import SIMULATED_TARGET, SIMULATION
 from apfl.federate.flower.events import WORDS
 from apfl.federate.flower.processes import QUIET
+from apfl.federate.terms import FEWEST_LATE
 from apfl.files import replacing
 
 __all__ = ["simulate"]
@@ -37,8 +38,9 @@ def simulate(
     federation = federate(dataset, protocol, seed)
     if len(federation.train) < 2:
         raise InputError(f"the column names one client, {federation.names[0]}; a federation needs two or more")
-    columns = {} if dataset.target == "classification" else {"class_names": dataset.class_names, "min_cohort": 2}
-    terms = replace(terms, quorum=len(federation.train), target=dataset.target, **columns)
+    terms = replace(terms, quorum=len(federation.train))
+    if dataset.target != "classification":
+        terms = replace(terms, target=dataset.target, class_names=dataset.class_names, min_cohort=FEWEST_LATE)
     if (folder / "ledger.sqlite").exists():
         raise InputError(f"{folder} holds a federation already; choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
