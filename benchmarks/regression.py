@@ -1,10 +1,11 @@
 """`APFLRegressor` beside the better of pooled and per-client `RidgeCV`: 13 sets, clients by a column or by cluster.
 
-    python benchmarks/regression.py [--seeds 0 1 2] [--one-fold]
+    python benchmarks/regression.py [--seeds 0 1 2] [--divisions 1] [--only friedman1] [--one-fold]
 
 A number is the RMSE of `APFLRegressor` over that of the better of the two, over rows that are tested once each in four
-folds (with --one-fold: over those of the first fold alone). The better one is known from the test rows only. Targets
-are standardised, so that several count alike. A client with fewer than three rows takes the pooled ridge.
+folds (with --one-fold: over those of the first fold alone), behind it its standard error, from the rows. The better one
+is known from the test rows only. Targets are standardised, so that several count alike. A client with fewer than three
+rows takes the pooled ridge. With several --divisions into folds a row's error is the mean over these.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from sklearn.preprocessing import StandardScaler
 from apfl import APFLRegressor
 
 FOLDS, CLIENTS, ENOUGH = 4, 4, 1.01
+LEAST = 1e-300  # of what is divided by
 Errors = np.ndarray  # squared, of each row
 
 
@@ -83,35 +85,63 @@ def fold(X: np.ndarray, y: np.ndarray, site: np.ndarray, test: np.ndarray) -> Er
     return np.stack([ours, ridge(X, y, ~test, test), alone[test]])
 
 
-def cases(seeds: list[int], folds: int) -> Iterator[tuple[str, str, float]]:
+def cases(seeds: list[int], folds: int, divisions: int, only: list[str]) -> Iterator[tuple[str, str, float, float]]:
     for seed in seeds:
         for name, (X, y) in sets(seed).items():
+            if not name.startswith(tuple(only)):
+                continue
             y = ((y - y.mean(0)) / y.std(0)).reshape(len(y), -1)
-            places = np.random.default_rng(seed).permutation(len(y)) % FOLDS
+            rng = np.random.default_rng(seed)
+            divided = [rng.permutation(len(y)) % FOLDS for _ in range(divisions)]
             for way in ("column", "cluster"):
                 site = clients(X, way, seed)
-                errors = np.concatenate([fold(X, y, site, places == place) for place in range(folds)], 1).mean(1)
-                yield name, way, math.sqrt(errors[0] / errors[1:].min())
+                yield name, way, *ratio(np.mean([errors(X, y, site, places, folds) for places in divided], 0))
+
+
+def errors(X: np.ndarray, y: np.ndarray, site: np.ndarray, places: np.ndarray, folds: int) -> Errors:
+    """Of ours, the pooled and the per-client ridge, (3, rows), each row tested in its fold."""
+    found = np.full((3, len(y)), np.nan)
+    for place in range(folds):
+        found[:, places == place] = fold(X, y, site, places == place)
+    return found[:, ~np.isnan(found[0])]
+
+
+def ratio(found: Errors) -> tuple[float, float]:
+    """Our RMSE over that of the better of the two, and its standard error, from the spread of the rows."""
+    ours, best = found[0], found[1:][found[1:].mean(1).argmin()]
+    error = (ours / max(ours.mean(), LEAST) - best / max(best.mean(), LEAST)).std() / math.sqrt(len(ours))
+    value = math.sqrt(ours.mean() / best.mean())
+    return value, value * error / 2  # of a square root
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of sets, folds and clusters")
     parser.add_argument("--one-fold", action="store_true", help="test on the first fold alone")
+    parser.add_argument("--divisions", type=int, default=1, help="of the rows into folds")
+    parser.add_argument("--only", nargs="*", default=[""], help="sets, by beginning")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")  # of scikit-learn: R2 of one row
-    found: dict[tuple[str, str], list[float]] = {}
-    for name, way, ratio in cases(arguments.seeds, 1 if arguments.one_fold else FOLDS):
-        found.setdefault((name, way), []).append(ratio)
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    folds = 1 if arguments.one_fold else FOLDS
+    for name, way, *pair in cases(arguments.seeds, folds, arguments.divisions, arguments.only):
+        found.setdefault((name, way), []).append((pair[0], pair[1]))
     print("| set | clients by column | by cluster |\n| --- | --- | --- |")
     for name in dict.fromkeys(name for name, _ in found):
         print(f"| {name} | {' | '.join(_cell(found[name, way]) for way in ('column', 'cluster'))} |")
-    ratios = np.array([ratio for some in found.values() for ratio in some])
-    print(f"\nmedian {np.median(ratios):.2f}; above {ENOUGH} in {(ratios > ENOUGH).sum()} of {len(ratios)}")
+    ratios = np.array([ratio for some in found.values() for ratio, _ in some])
+    above = [(ratio, error) for some in found.values() for ratio, error in some if ratio > ENOUGH]
+    clear = sum(ratio - ENOUGH > 2 * error for ratio, error in above)
+    print(
+        f"\nmedian {np.median(ratios):.2f}; above {ENOUGH} in {len(above)} of {len(ratios)}, "
+        f"by more than two standard errors in {clear}"
+    )
 
 
-def _cell(ratios: list[float]) -> str:
-    return ", ".join(f"**{ratio:.3f}**" if ratio > ENOUGH else f"{ratio:.3f}" for ratio in ratios)
+def _cell(ratios: list[tuple[float, float]]) -> str:
+    return ", ".join(
+        f"**{ratio:.3f}** ± {error:.3f}" if ratio > ENOUGH else f"{ratio:.3f} ± {error:.3f}" for ratio, error in ratios
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@
 
 The simplest analytic personaliser: apfl with both streams on the same map and balance 1. With ``map="landmarks"`` it
 has the map of apfl on landmarks, whose rows are at most 1 long: choose gamma and beta for that (``--tune`` does).
+
+With psi = phi and lambda = 1 this is the natural reading of FedHiP, whose third phase is not published; until it is,
+FedHiP itself is no method here.
 """
 
 from __future__ import annotations
