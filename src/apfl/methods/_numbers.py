@@ -49,6 +49,7 @@ MOST = 2048  # landmarks: leverages are exact here, which costs the cube of the 
 FEW = 3  # rows from which a client has a plain ridge of its own
 CLEARLY = 3.0  # standard errors by which going alone must be better for a client to leave the average
 SIMPLE = 5.0  # prior weight of shared models that are linear in the features; 1 of every other
+POOLED = 50.0  # of the plain ridge of everyone's rows: what anybody would take that no row has told otherwise
 THRESHOLDS = [step / 50 for step in range(1, 50)]  # that a label's score is compared with
 
 
@@ -239,7 +240,7 @@ def _prior(maps: Sequence[_OnMap], plain: _Plain | None) -> Tensor:
     found = [
         SIMPLE if one.phi.kind == "linear" and weight else 1.0 for one in maps for weight, *_ in one.choice.settings
     ]
-    return torch.tensor(found + ([] if plain is None else [SIMPLE, 1.0]))
+    return torch.tensor(found + ([] if plain is None else [POOLED, 1.0]))
 
 
 def _anybody(maps: Sequence[_OnMap], plain: _Plain | None, n_clients: int, seed: int) -> Tensor:
