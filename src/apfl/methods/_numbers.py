@@ -72,6 +72,7 @@ MOST = 2048  # landmarks: leverages are exact here, which costs the cube of the 
 FEW = 3  # rows from which a client has a plain ridge of its own
 CLEARLY = 3.0  # standard errors by which going alone must be better for a client to leave the average
 SIMPLE = 5.0  # prior weight of shared models that are linear in the features; 1 of every other
+POOLED = 50.0  # of the plain ridge of everyone's rows: what anybody would take that no row has told otherwise
 THRESHOLDS = [step / 50 for step in range(1, 50)]  # that a label's score is compared with
 
 
@@ -276,7 +277,7 @@ def models_alone(settings: Sequence[tuple[str, Sequence[Setting]]], plain: bool)
 def prior_of(settings: Sequence[tuple[str, Sequence[Setting]]], plain: bool) -> Tensor:
     """Simple models count for more before any row is seen: what few rows cannot tell apart is settled by it."""
     found = [SIMPLE if kind == "linear" and weight else 1.0 for kind, tried in settings for weight, *_ in tried]
-    return torch.tensor(found + [SIMPLE, 1.0] * plain)
+    return torch.tensor(found + [POOLED, 1.0] * plain)
 
 
 def _anybody(maps: Sequence[OnMap], plain: Plain | None, keys: Sequence[int], seed: int) -> Tensor:
