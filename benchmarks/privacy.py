@@ -85,7 +85,7 @@ def in_words(values: Sequence[float]) -> str:
 
 def table(source: Path) -> None:
     records = read_records(source)
-    print(f"| alpha, {len({r.seed for r in records})} seed(s) | " + " | ".join(f"{e:g}" for e in EPSILONS), end="")
+    print("| alpha | " + " | ".join(f"{e:g}" for e in EPSILONS), end="")
     print(f" | {NONE} | {ALONE} |\n" + "| --- " * (len(EPSILONS) + 3) + "|")
     for alpha in sorted({r.protocol["alpha"] for r in records}):
         for kind in (CENTRAL, SHARES, MOMENTS, FREE):

@@ -118,7 +118,7 @@ class APFL(Method):
     map: Literal["landmarks", "random"] = "landmarks"  # one map for both streams (`apfl.maths.landmarks`), or two
     landmarks: str = "federation"  # drawn from everyone's moments, from nobody's (free), or from those of a public FILE
     bits: Bits | Auto = "auto"  # of an entry of the statistics; auto: as few as do no harm; 0: float64
-    epsilon: Positive | Literal["none"] = "none"  # of what is released, unit one row; needs public landmarks
+    epsilon: Positive | Literal["none"] = "none"  # of what is released, unit one row; moments take a tenth of it
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # beside epsilon; far below one over the number of rows
     noise: Noise = "central"  # under epsilon: once at a server that is trusted, or in shares of the clients
     colluders: Annotated[int, Field(ge=0)] = 0  # clients whose shares of the noise the server may know

@@ -59,8 +59,8 @@ def test_landmarks_are_of_public_features_or_of_none(tmp_path):
     assert drawn["free"] != drawn["public"]
     with pytest.raises(InputError, match=r"terms with epsilon=4.0 and normalise='columns' given"):
         private_terms(replace(METHOD, landmarks=str(public), normalise="columns"))
-    with pytest.raises(InputError, match="epsilon with landmarks='federation' given"):
-        replace(METHOD, landmarks="federation")
+    with pytest.raises(InputError, match=r"terms with epsilon=4.0 and landmarks='federation' given"):
+        private_terms(replace(METHOD, landmarks="federation"))
 
 
 def test_terms_say_what_the_noise_is_and_others_are_as_before():
