@@ -247,24 +247,14 @@ def test_features_and_statistics_on_ray_have_the_bytes_of_this_machine(on_ray, t
     assert not list(tmp_path.glob(".*")), "no scratch folder is left"
 
 
-def engine_of(name: str, folder: Path) -> Executor:
-    if name == "ray":
-        from apfl.data.executors.ray import Ray
-
-        return Ray(folder, n_workers=2)
-    pytest.importorskip("submitit", reason="needs the slurm extra: pip install 'apfl[slurm]'")
-    return Slurm(folder, 2, cluster=name)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["ray", "local"])  # `local` is submitit's: jobs in processes of their own
-def test_a_killed_worker_costs_its_shard_of_features(name, request, tmp_path):
-    if name == "ray":
-        request.getfixturevalue("on_ray")
+def test_a_killed_worker_costs_its_shard_of_features(on_ray, tmp_path):
+    from apfl.data.executors.ray import Ray
+
     source, plain, out = Source("digits", backbone="identity"), tmp_path / "plain.npz", tmp_path / "out.npz"
     extract_source(source, source.open(), plain, batch_size=300)
-    engine = Counted(tmp_path, engine_of(name, tmp_path / "jobs"), 600)
+    engine = Counted(tmp_path, Ray(tmp_path / "jobs", n_workers=2), 600)
     with pytest.raises(InputError, match=r"rows 600 to 1200: .* goes on"):
         extract_source(source, source.open(), out, batch_size=300, passing=InShards(engine, source, out, 2))
     assert len(list(tmp_path.glob(".out.npz.shards/*.npz"))) == 2
@@ -274,14 +264,13 @@ def test_a_killed_worker_costs_its_shard_of_features(name, request, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["ray", "local"])
-def test_a_killed_worker_costs_its_shard_of_statistics(name, request, tmp_path):
-    if name == "ray":
-        request.getfixturevalue("on_ray")
+def test_a_killed_worker_costs_its_shard_of_statistics(on_ray, tmp_path):
+    from apfl.data.executors.ray import Ray
+
     files, path = write_shards(tmp_path / "shards", whole()), agreed_files(tmp_path / "home", federation(tmp_path))
     terms, landmarks = Terms.from_json(path.read_bytes()), _landmarks(Terms.from_json(path.read_bytes()), path, None)
     assert here("stats", *files, "--terms", path, "--threads", "1", "--out", tmp_path / "one.safetensors") == 0
-    engine = Counted(tmp_path, engine_of(name, tmp_path / "jobs"), str(files[1].absolute()))
+    engine = Counted(tmp_path, Ray(tmp_path / "jobs", n_workers=2), str(files[1].absolute()))
     many = tmp_path / "many.safetensors"
     given = dict.fromkeys(TABLE)
     with pytest.raises(InputError, match=rf"{files[1].name}: .* goes on"):
@@ -383,12 +372,3 @@ def test_the_sum_of_the_page_is_that_of_apfl_stats(tmp_path, monkeypatch):
     total = names["sums"](table)
     both = torch.cat([expected.autocorrelation, expected.crosscorrelation], 1).numpy()
     np.testing.assert_allclose(total, both, rtol=0, atol=1e-10 * np.abs(both).max())
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_the_lines_of_ray_data_make_it_too(on_ray, tmp_path, monkeypatch):
-    names, _, expected = of_the_site(tmp_path, monkeypatch)
-    exec(lines_of_the_page("import ray"), names)
-    for total, own in ((names["system"], expected.autocorrelation), (names["cross"], expected.crosscorrelation)):
-        np.testing.assert_allclose(total, own.numpy(), rtol=0, atol=1e-10 * float(own.abs().max()))
