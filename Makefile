@@ -33,8 +33,7 @@ deployment: .venv/.flower
 	$(BIN)/python -m pytest -m "deployment and not slow" --durations=0 $(or $(TESTS),tests)
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/foundation.py
-	$(BIN)/python benchmarks/choice.py --peers
+	$(BIN)/python benchmarks/peers.py --out runs/bench.json --plot runs/bench.svg
 
 bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py

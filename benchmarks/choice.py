@@ -1,6 +1,6 @@
 """What choosing costs, and how near `apfl` is to its matrix products: ratios from one run on one machine, as JSON.
 
-    python benchmarks/choice.py [--runs random:512 random:1024 landmarks:4096 default ...] [--threads 2] [--peers]
+    python benchmarks/choice.py [--runs random:512 random:1024 landmarks:4096 default ...] [--threads 2]
 
 default     `apfl` as it is: landmarks, pilot and weight; its seconds alone
 automatic   `apfl` of this map and width with everything open
@@ -8,7 +8,7 @@ fixed       the same with gamma, beta, balance and tau at what was chosen
 bare        the BLAS and LAPACK calls of the automatic run (`calls` names them), same shapes and dtypes, nothing else
 
 Seconds are wall, and processor seconds of all threads: these are what to compare on a machine that others use.
-With --peers also, on the same rows pooled: scikit-learn's RidgeClassifier and RidgeClassifierCV, and FedAvg.
+`benchmarks/peers.py` has what people would use instead.
 """
 
 from __future__ import annotations
@@ -165,27 +165,6 @@ def measured(clients: Sequence[Shard], n_classes: int, kind: str, d: int) -> dic
     }  # fmt: skip
 
 
-def peers(clients: Sequence[Shard], n_classes: int, n_rounds: int) -> dict[str, Seconds]:
-    """What people would use on the same rows, pooled or in rounds."""
-    from sklearn.ensemble import RandomForestClassifier
-    from sklearn.linear_model import RidgeClassifier, RidgeClassifierCV
-
-    rows, labels = (np.concatenate([getattr(s, name).numpy() for s in clients]) for name in ("features", "labels"))
-    gradient, afl = load_method("fedavg", n_rounds=n_rounds), load_method("afl")
-
-    def forests() -> None:
-        for shard in clients:
-            RandomForestClassifier(n_jobs=-1, random_state=0).fit(shard.features.numpy(), shard.labels.numpy())
-
-    return {
-        "AFL": timed(lambda: list(afl.rounds(clients, n_classes, 0)))[1],
-        "random forest per client": timed(forests)[1],
-        "RidgeClassifier": timed(lambda: RidgeClassifier().fit(rows, labels))[1],
-        "RidgeClassifierCV": timed(lambda: RidgeClassifierCV(np.logspace(-3, 3, 7)).fit(rows, labels))[1],
-        f"FedAvg, {n_rounds} rounds": timed(lambda: list(gradient.rounds(clients, n_classes, 0)))[1],
-    }
-
-
 def machine() -> dict[str, Any]:
     return {
         "cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__,
@@ -200,8 +179,6 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", default=["random:512", "random:1024", "random:2048", "landmarks:1024"])
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--peers", action="store_true")
-    parser.add_argument("--rounds", type=int, default=200, help="of FedAvg")
     arguments = parser.parse_args()
     federation = federate(load_dataset(str(arguments.data)), Protocol(n_clients=arguments.clients, alpha=0.5), seed=0)
     clients, c = federation.train, federation.n_classes
@@ -216,8 +193,6 @@ def main() -> None:
                 continue
             kind, d = run.split(":")
             found["runs"][run] = measured(clients, c, kind, int(d))
-        if arguments.peers:
-            found["peers"] = peers(clients, c, arguments.rounds)
     default, wide = (found["runs"].get(run) for run in ("default", "random:8192"))
     if default and wide:
         found["default / random:8192"] = {

@@ -60,7 +60,7 @@ def one(size: Size, folder: Path) -> None:
         sites.append(Site(folder / "sites", f"s{k}", Shard(rows, labels), names))
     method = APFL(map="landmarks", d_primary=int(size.width or 0), normalise="row")
     made = cost(size, method)
-    told = made.seconds(measured_rates(clock=time.process_time), 100.0)
+    told = made.seconds(measured_rates(int(size.width or 0), time.process_time), 100.0)
     found = dict.fromkeys(told, 0.0)
     meter = Meter()
     with Coordinator(folder / "server", Terms("f", method=method)) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
@@ -18,7 +19,7 @@ from apfl import DualStream, load_method, solve, statistics
 from apfl.cli.app import app as apfl_app
 
 ROOT = Path(__file__).parents[1]
-FIGURES = ("streams.svg", "sees.svg")
+FIGURES = ("streams.svg", "sees.svg", "speed.svg")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "results").glob("*.md")])
 
 
@@ -63,6 +64,18 @@ def test_the_numbers_of_the_readme_are_those_of_the_records():
     assert numbers["current"](text, {"cifar100"}) == text, "run scripts/numbers"
     assert {name for _, name, _ in numbers["BLOCK"].findall(text)} == {"digits", "cifar100"}
     assert numbers["current"](text.replace("88.6", "99.9"), {"cifar100"}) == text
+
+
+def test_the_seconds_of_the_benchmarks_are_those_of_the_record():
+    numbers = runpy.run_path(str(ROOT / "scripts" / "numbers"))
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert [name for _, name, _ in numbers["BLOCK"].findall(text)] == ["speed"]
+    assert numbers["current"](text, {"speed"}) == text, "run scripts/numbers"
+    told = json.loads((ROOT / "docs" / "results" / "records" / "bench.json").read_text())
+    drawn = re.findall(r"<text[^>]*>([^<]+)<", (ROOT / "docs" / "images" / "speed.svg").read_text())
+    for name, found in told["peers"].items():  # the picture says what the record says, whatever draws it
+        assert name in drawn
+        assert any(words.startswith(f"{found['seconds']:.2g} s") for words in drawn), name
 
 
 def test_snippets_of_the_python_page_run(tmp_path, monkeypatch):

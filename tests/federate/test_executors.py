@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,8 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 
+from apfl.cli.options import TABLE
+from apfl.cli.stats import _landmarks
 from apfl.data.executors import Event, Executor
 from apfl.data.executors.local import Local
 from apfl.data.executors.slurm import Slurm
@@ -21,9 +28,13 @@ from apfl.data.extract.shards import InShards
 from apfl.data.load import extract_source
 from apfl.data.source import Source
 from apfl.errors import InputError
+from apfl.federate.stats.passes import Pass
+from apfl.federate.stats.spread_out import summed_on
+from apfl.federate.terms import Terms
 from tests.commands import here
 from tests.experiments.plan_toys import SMALL
 from tests.experiments.test_bench import results
+from tests.federate.federation_toys import NAMES
 from tests.federate.test_stats import _closed_servers, agreed_files, federation, whole, write_shards  # noqa: F401
 
 PLAN = f"""{SMALL}
@@ -99,7 +110,7 @@ def test_shards_of_features_make_the_file_of_one_extraction(tmp_path):
     """Killed in the middle: what was finished is not extracted again."""
     source, plain, out = Source("digits", backbone="identity"), tmp_path / "plain.npz", tmp_path / "out.npz"
     extract_source(source, source.open(), plain, batch_size=100)
-    counted = Counted(tmp_path, Local(2))
+    counted = Counted(tmp_path, Local(2), 1000)
     with pytest.raises(InputError, match=r"rows 1000 to 1200: its process was ended by signal 9 .* goes on"):
         extract_source(source, source.open(), out, batch_size=100, passing=InShards(counted, source, out, 2))
     assert len(list(tmp_path.glob(".out.npz.shards/*.npz"))) == 8
@@ -109,25 +120,28 @@ def test_shards_of_features_make_the_file_of_one_extraction(tmp_path):
 
 
 class Killing:
-    """Work that is killed once, at the shard from row 1000 on."""
+    """Work that is killed once, at the shard that begins with this."""
 
-    def __init__(self, folder: Path, work: Any) -> None:
-        self.folder, self.work = folder, work
+    def __init__(self, folder: Path, work: Any, doomed: Any) -> None:
+        self.folder, self.work, self.doomed = folder, work, doomed
 
     def __call__(self, item: Any, tell: Any) -> Any:
-        if item[0] == 1000:
+        if item[0] == self.doomed and not (self.folder / "killed").exists():
+            (self.folder / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return self.work(item, tell)
 
 
 class Counted(Executor):
-    """An executor whose process is killed in the middle."""
+    """An executor whose process is killed in the middle, and which counts what it is asked for."""
 
-    def __init__(self, folder: Path, engine: Executor) -> None:
-        self.folder, self.engine = folder, engine
+    def __init__(self, folder: Path, engine: Executor, doomed: Any) -> None:
+        self.folder, self.engine, self.doomed = folder, engine, doomed
+        self.asked: list[int] = []
 
     def team(self, work: Any, n_items: int) -> Any:
-        return self.engine.team(Killing(self.folder, work), n_items)
+        self.asked.append(n_items)
+        return self.engine.team(Killing(self.folder, work, self.doomed), n_items)
 
 
 def test_statistics_by_many_processes_are_those_of_one_pass(tmp_path, capsys):
@@ -219,6 +233,55 @@ def _worker_of_a_checkpoint(folder: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+def test_features_and_statistics_on_ray_have_the_bytes_of_this_machine(on_ray, tmp_path):
+    one, many = tmp_path / "one.npz", tmp_path / "many.npz"
+    features, on = ["features", "digits", "--backbone", "identity", "--batch-size", "4"], ["--on", "ray", "--jobs", "2"]
+    assert here(*features, "--out", one) == 0
+    assert here(*features, "--out", many, *on) == 0
+    assert many.read_bytes() == one.read_bytes()
+    files, terms = write_shards(tmp_path / "shards", whole()), agreed_files(tmp_path / "home", federation(tmp_path))
+    summed = ["stats", *files, "--terms", terms, "--threads", "1"]
+    assert here(*summed, "--out", tmp_path / "one.safetensors") == 0
+    assert here(*summed, "--out", tmp_path / "many.safetensors", *on) == 0
+    assert (tmp_path / "many.safetensors").read_bytes() == (tmp_path / "one.safetensors").read_bytes()
+    assert not list(tmp_path.glob(".*")), "no scratch folder is left"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_killed_worker_costs_its_shard_of_features(on_ray, tmp_path):
+    from apfl.data.executors.ray import Ray
+
+    source, plain, out = Source("digits", backbone="identity"), tmp_path / "plain.npz", tmp_path / "out.npz"
+    extract_source(source, source.open(), plain, batch_size=300)
+    engine = Counted(tmp_path, Ray(tmp_path / "jobs", n_workers=2), 600)
+    with pytest.raises(InputError, match=r"rows 600 to 1200: .* goes on"):
+        extract_source(source, source.open(), out, batch_size=300, passing=InShards(engine, source, out, 2))
+    assert len(list(tmp_path.glob(".out.npz.shards/*.npz"))) == 2
+    extract_source(source, source.open(), out, batch_size=300, passing=InShards(engine, source, out, 2))
+    assert out.read_bytes() == plain.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_killed_worker_costs_its_shard_of_statistics(on_ray, tmp_path):
+    from apfl.data.executors.ray import Ray
+
+    files, path = write_shards(tmp_path / "shards", whole()), agreed_files(tmp_path / "home", federation(tmp_path))
+    terms, landmarks = Terms.from_json(path.read_bytes()), _landmarks(Terms.from_json(path.read_bytes()), path, None)
+    assert here("stats", *files, "--terms", path, "--threads", "1", "--out", tmp_path / "one.safetensors") == 0
+    engine = Counted(tmp_path, Ray(tmp_path / "jobs", n_workers=2), str(files[1].absolute()))
+    many = tmp_path / "many.safetensors"
+    given = dict.fromkeys(TABLE)
+    with pytest.raises(InputError, match=rf"{files[1].name}: .* goes on"):
+        summed_on(engine, terms, landmarks, files, many, given, 1.0, 1)
+    summed_on(engine, terms, landmarks, files, many, given, 1.0, 1)
+    assert engine.asked == [len(files), 1]
+    assert many.read_bytes() == (tmp_path / "one.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_ctrl_c_on_ray_keeps_what_is_done_and_where_the_rest_stands(on_ray, tmp_path):
     endless = tmp_path / "endless.toml"
     endless.write_text(PLAN.replace("n_rounds = 20", "n_rounds = 1_000_000").replace("= 0\n", "= 1000\n", 1))
@@ -277,3 +340,35 @@ def test_notes_tell_how_far_an_item_has_got(tmp_path):
     assert json.loads((tmp_path / "note").read_text()) == 0.25
     note.remove()
     assert note.read() is None
+
+
+# ------------------------------------------------------------------------------------- engines that people have
+
+
+def lines_of_the_page(begin: str) -> str:
+    """The block of docs/clusters.md that begins with these words."""
+    page = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text()
+    (lines,) = re.findall(rf"```text\n({re.escape(begin)}.*?)```", page, re.DOTALL)
+    return str(lines)
+
+
+def of_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """What the first lines define, the rows as a table, and the sums of `apfl stats` over them."""
+    agreed_files(tmp_path, federation(tmp_path / "federation"))
+    rows, names = whole(), dict[str, Any]()
+    monkeypatch.chdir(tmp_path)
+    exec(lines_of_the_page("import numpy"), names)
+    table = {f"f{i}": rows.features[:, i].numpy() for i in range(rows.features.shape[1])}
+    table["label"] = np.array(NAMES)[rows.labels.numpy()]
+    (tmp_path / "rows").mkdir()
+    for k, some in enumerate(np.array_split(np.arange(len(rows)), 3)):
+        pq.write_table(pa.table({name: column[some] for name, column in table.items()}), f"rows/{k}.parquet")
+    files = sorted(Path("rows").glob("*.parquet"))
+    return names, table, Pass(names["stage"], files, tmp_path / "part.safetensors").run().statistics()
+
+
+def test_the_sum_of_the_page_is_that_of_apfl_stats(tmp_path, monkeypatch):
+    names, table, expected = of_the_site(tmp_path, monkeypatch)
+    total = names["sums"](table)
+    both = torch.cat([expected.autocorrelation, expected.crosscorrelation], 1).numpy()
+    np.testing.assert_allclose(total, both, rtol=0, atol=1e-10 * np.abs(both).max())

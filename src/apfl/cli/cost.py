@@ -42,7 +42,7 @@ def cost(
     method = load_method("apfl", **method_settings(settings))
     assert isinstance(method, APFL)
     made = cost_of(Size(rows, features, classes, clients, width), method)
-    seconds = made.seconds(measured_rates(), megabits)
+    seconds = made.seconds(measured_rates(made.width), megabits)
     told = {
         "width": made.width, "up": {name: n[0] for name, n in made.traffic.up.items()}, "down": made.traffic.down,
         "bytes_up": made.up, "bytes_down": made.down, "site_memory": made.site_memory,

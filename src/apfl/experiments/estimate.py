@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from apfl.data.federation import Dataset
 from apfl.data.protocol import Protocol
 from apfl.experiments.cells import Cell
-from apfl.experiments.cost import Size, cost, measured_rates
+from apfl.experiments.cost import Rates, Size, cost, measured_rates
 from apfl.experiments.tuning import grid
 from apfl.maths.memory import INTERPRETER, of_run
 from apfl.methods._training import Training
@@ -30,15 +30,16 @@ def told_costs(cells: Sequence[Cell], dataset: Dataset) -> list[str]:
     for cell in cells:
         if isinstance(cell.method, APFL) and cell.protocol.n_clients:
             sizes[cell.protocol.n_clients, cell.method] = None
-    rates = measured_rates() if sizes else None
+    rates: dict[int, Rates] = {}
     told = []
     for n_clients, method in sizes:
-        assert rates is not None
         rows = max(n_clients, int((1 - Protocol.test_fraction) * n_rows))
         own = cost(
             Size(rows, n_features, len(dataset.class_names), n_clients, method.widths(rows, n_features)[0]), method
         )
-        seconds = own.seconds(rates, 1.0)
+        if own.width not in rates:
+            rates[own.width] = measured_rates(own.width)
+        seconds = own.seconds(rates[own.width], 1.0)
         total = n_clients * (seconds["site: statistics"] + seconds["site: personal model"])
         total += seconds["server: publication"]
         told.append(
