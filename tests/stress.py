@@ -272,6 +272,9 @@ def shards(rows: Rows, n_clients: int) -> list[Shard]:
 # ------------------------------------------------------------------------------------------------------- judge
 
 
+ERRORS = 3.5  # 400 cases pass 3 by chance once or twice, and clients of ten rows lose a tenth of them to each left out
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What the default reached, and what ridge regression does with the same rows."""
@@ -293,7 +296,7 @@ class Verdict:
 
     @property
     def honest(self) -> bool:
-        return self.left_out is None or abs(self.left_out - self.accuracy) <= 3 * self.left_out_error
+        return self.left_out is None or abs(self.left_out - self.accuracy) <= ERRORS * self.left_out_error
 
 
 def hits_of_apfl(train: Rows, test: Rows) -> tuple[np.ndarray, dict[str, object]]:

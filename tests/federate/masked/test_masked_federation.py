@@ -22,12 +22,11 @@ from apfl.federate.contribution import decode
 from apfl.federate.inprocess import simulate
 from apfl.federate.landmarks import Landmarks, draw, open_spread, seal_landmarks
 from apfl.federate.masked.inprocess import MaskedFederation
-from apfl.federate.masked.purposes import Purpose
+from apfl.federate.masked.purposes import Purpose, round_of
 from apfl.federate.masked.site import MaskedSite
 from apfl.federate.masked.tables import summed
 from apfl.federate.messages import open_choice, open_publication
 from apfl.federate.secure import PHASES, Member
-from apfl.federate.secure.digits import Digits
 from apfl.federate.secure.masks import pack, words
 from apfl.federate.secure.ring import threshold
 from apfl.federate.wire import sha256
@@ -92,8 +91,9 @@ def test_the_server_has_sums_and_nothing_of_a_single_site(tmp_path):
     with Coordinator(tmp_path / "server", terms) as server:
         federation = MaskedFederation(server, sites, overhear=lambda *each: heard.append(each))
         federation.run()
-        settled, total = server.terms, server.pool.running().vector
-        encoding = server.pool.landmarks.encoding(settled)
+        settled, total, cohort = server.terms, server.pool.running().vector, federation.cohort
+        statistics = Purpose("statistics"), 1, cohort.roster, settled, cohort.counts, server.pool.landmarks
+        _, digits = round_of(*statistics)
     own = [vectors(site, settled) for site in sites]
     np.testing.assert_array_equal(total, sum(own))
     kinds = {what for what, *_ in heard}
@@ -106,11 +106,10 @@ def test_the_server_has_sums_and_nothing_of_a_single_site(tmp_path):
     assert kept == {"landmarks.safetensors", "sum", "cohort", "publication"}
     # A masked vector agrees with its own digits in as few bytes as chance does: one in 256.
     sent = {name: answer for what, phase, name, answer in heard if (what, phase) == ("statistics", "mask")}
-    digits = Digits(encoding.layout, len(sites))
     for site, vector in zip(sites, own, strict=True):
         plain = np.frombuffer(pack(words(digits.split(vector), digits.sum_bits), digits.sum_bits), np.uint8)
         masked = np.frombuffer(sent[site.name], np.uint8)[-len(plain) :]
-        assert float(np.mean(plain == masked)) < 0.01  # of 42,000 bytes: chance gives 0.004, give or take 0.0003
+        assert float(np.mean(plain == masked)) < 0.01  # of 24,000 bytes: chance gives 0.004, give or take 0.0004
 
 
 def test_no_message_leaves_a_site_alone_and_the_server_takes_none(tmp_path):

@@ -20,6 +20,7 @@ from apfl.data.federation import Shard
 from apfl.federate import Coordinator, Site, Terms
 from apfl.federate.inprocess import simulate
 from apfl.federate.masked.inprocess import MaskedFederation
+from apfl.federate.masked.purposes import Purpose, round_of
 from apfl.federate.messages import open_publication
 from apfl.federate.secure.digits import Digits
 from apfl.federate.secure.masks import add_packed, packed_bytes, word
@@ -91,7 +92,7 @@ def test_with_masks_nothing_of_the_whole_transcript_gives_a_row_away_before_and_
     heard: list[tuple[str, str, str, bytes]] = []
     agreed = terms(masked=True)
     agreed = replace(agreed, method=replace(agreed.method, d_primary="auto", d_refinement="auto"))
-    sums, published = [], []
+    sums, published, digits = [], [], []
     with Coordinator(tmp_path / "server", agreed) as server:
         for start in (0, K):
             cohort = MaskedFederation(
@@ -103,12 +104,14 @@ def test_with_masks_nothing_of_the_whole_transcript_gives_a_row_away_before_and_
             cohort.refine()
             sums.append(server.pool.running().vector.copy())
             published.append(open_publication(server.current().data, server.terms))
+            shape = Purpose("statistics"), 1, cohort.cohort.roster, server.terms, cohort.cohort.counts
+            digits.append(round_of(*shape, server.pool.landmarks)[1])
         settled, landmarks = server.terms, server.pool.landmarks
     assert settled.width == K * N // 4
     encoding = landmarks.encoding(settled)
-    digits = Digits(encoding.layout, K)
-    payloads = [_as_read(answer, digits) for what, phase, _, answer in heard if (what, phase) == ("statistics", "mask")]
-    assert len(payloads) == 2 * K
+    answers = [answer for what, phase, _, answer in heard if (what, phase) == ("statistics", "mask")]
+    assert len(answers) == 2 * K
+    payloads = [_as_read(answer, digits[k // K]) for k, answer in enumerate(answers)]
     matrices = [encoding.decode(torch.from_numpy(vector)).autocorrelation for vector in payloads]
     tried = [(matrix, N) for matrix in matrices]
     tried += [(encoding.decode(torch.from_numpy(vector)).autocorrelation, n) for vector, n in zip(
@@ -131,7 +134,8 @@ def _as_read(answer: bytes, digits: Digits) -> np.ndarray:
         for shift in digits._shifts(part):
             own += total[start : start + part.size] << shift
             start += part.size
-        vector.append(own + part.low)
+        signed = own - (own >> (digits.sum_bits - 1) << digits.sum_bits)
+        vector.append(signed if part.name in digits.whole else own + part.low)
     told = np.concatenate(vector)
     known = {"class_counts": [N // 2, N // 2], "n_samples": N, "n_copies": 0, "echo": 0}  # or no rows have such sums
     for name, value in known.items():

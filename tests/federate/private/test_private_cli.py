@@ -20,7 +20,7 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'apfl[fl
         (["--colluders", "1"], "--colluders given without --epsilon"),
         (["--epsilon", "4"], "epsilon with normalise='auto' and landmarks='free' given"),
         (["--epsilon", "0", "--set", "normalise=root"], "apfl.epsilon=0"),
-        (["--epsilon", "4", "--set", "normalise=root", "--set", "landmarks=federation"], "without noise"),
+        (["--epsilon", "4", "--set", "normalise=root", "--set", "landmarks=federation"], "no moments are released"),
         (["--epsilon", "4", "--set", "normalise=root", "--releases", "0"], "releases"),
     ],
 )

@@ -54,7 +54,7 @@ def noisy(server: Coordinator) -> np.ndarray:
 def test_the_federation_is_the_simulation(tmp_path, monkeypatch, method):
     """With the simulation's noise the primary, and every model, are those of `apfl` in one process."""
     keep_the_primary(monkeypatch)
-    monkeypatch.setattr(publishing, "Entropy", lambda: _generator(0, 0))
+    monkeypatch.setattr(publishing, "Entropy", lambda: _generator(0, "noise", 0))
     sites = private_sites(tmp_path)
     done = simulate(sites, private_terms(method), tmp_path / "server")
     shards = [site.train for site in sites]
