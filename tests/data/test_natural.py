@@ -306,7 +306,11 @@ def test_a_run_on_given_clients_says_who_gains(patients, tmp_path, capsys):
     assert [json.loads(line)["method"] for line in records] == ["afl", "apfl"]  # going alone is printed, not kept
 
 
-def test_a_run_on_drawn_clients_does_not(patients, tmp_path, capsys):
-    options = ("--label-column", "event", "--drop", "time", "--methods", "afl", "--seeds", "1", "--clients", "3")
-    assert here("run", "--data", patients, *options, "--alpha", "5", "--out", tmp_path / "out") == 0
+@pytest.mark.parametrize(
+    "drawn",
+    [("--clients", "3", "--alpha", "5"), ("--partition", "domains", "--client-column", "centre", "--clients", "6")],
+)
+def test_a_run_on_drawn_clients_does_not(patients, tmp_path, capsys, drawn):
+    options = ("--label-column", "event", "--drop", "time", "--methods", "afl", "--seeds", "1")
+    assert here("run", "--data", patients, *options, *drawn, "--out", tmp_path / "out") == 0
     assert "going alone" not in capsys.readouterr().out
