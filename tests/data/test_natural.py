@@ -279,6 +279,24 @@ def test_the_recipe_for_wisdm_makes_a_table_that_is_read(tmp_path, monkeypatch):
     assert spread[dataset.labels.numpy() == 0].min() > spread[dataset.labels.numpy() == 1].max()
 
 
+def test_the_plan_for_clients_that_nobody_drew_runs_on_hospitals(tmp_path):
+    heart_folder(tmp_path / "heart")
+    options = ("--seeds", "0,", "--rounds", "2", "--jobs", "1", "--out", tmp_path / "out")
+    assert here("bench", "natural", "--data", tmp_path / "heart", *options) == 0
+    records = [json.loads(file.read_text()) for file in (tmp_path / "out" / "cells").glob("*.json")]
+    assert {record["method"] for record in records} == {"local_ridge", "afl", "fedavg_ft", "apfl_paper", "apfl"}
+    assert {tuple(record["client_names"]) for record in records} == {("cleveland", "hungarian", "switzerland", "va")}
+
+
+def test_the_plan_for_clients_that_nobody_drew_reads_people_and_writers(tmp_path, capsys):
+    har_folder(tmp_path / "har", {"train": [1, 3], "test": [2]})
+    leaf_file(tmp_path / "leaf" / "train" / "a.json", {"f1": 30, "f2": 40})
+    leaf_file(tmp_path / "leaf" / "test" / "a.json", {"f1": 10, "f2": 12}, seed=1)
+    for options in (("--data", tmp_path / "har"), ("--data", tmp_path / "leaf", "--test-column", "test")):
+        assert here("bench", "natural", *options, "--dry-run") == 0
+        assert "15 cells" in capsys.readouterr().err
+
+
 @pytest.fixture
 def patients(tmp_path):
     """As a table of TCGA: centres of different size, a gene that means the same everywhere, one that does not."""
