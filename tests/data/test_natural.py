@@ -12,6 +12,7 @@ import pytest
 from apfl.data import load_dataset
 from apfl.data.federation import Dataset
 from apfl.data.protocol import Protocol, federate
+from apfl.data.tables import csv_reader
 from apfl.errors import InputError
 from tests.commands import here
 
@@ -295,6 +296,13 @@ def test_the_plan_for_clients_that_nobody_drew_reads_people_and_writers(tmp_path
     for options in (("--data", tmp_path / "har"), ("--data", tmp_path / "leaf", "--test-column", "test")):
         assert here("bench", "natural", *options, "--dry-run") == 0
         assert "15 cells" in capsys.readouterr().err
+
+
+def test_a_table_whose_header_is_not_utf8_is_refused(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b"caf\xe9,b,label\n1,2,x\n3,4,y\n")
+    for read in (lambda path: load_dataset(str(path)), csv_reader):
+        with pytest.raises(InputError, match=r"names of its columns are not UTF-8 .* save it as UTF-8"):
+            read(tmp_path / "rows.csv")
 
 
 @pytest.fixture
