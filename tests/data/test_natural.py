@@ -12,6 +12,7 @@ import pytest
 from apfl.data import load_dataset
 from apfl.data.federation import Dataset
 from apfl.data.protocol import Protocol, federate
+from apfl.data.tables import csv_reader
 from apfl.errors import InputError
 from tests.commands import here
 
@@ -78,6 +79,35 @@ def test_what_leaf_does_not_write_is_refused(tmp_path):
         load_dataset(str(tmp_path / "none.json"))
 
 
+ROWS = {"x": [[1, 2], [3, 4]], "y": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[" * 100_000, "RecursionError"),
+        ({"users": [], "user_data": {}}, "names no users; expected an object with 'users'"),
+        ({"users": "a", "user_data": {"a": ROWS}}, "'users' is \"a\", not a list"),
+        ({"users": ["a", "a"], "user_data": {"a": ROWS}}, "names user a twice"),
+        ({"users": ["z"], "user_data": {"a": ROWS}}, "no rows of user z in 'user_data'"),
+        ({"users": ["a"], "user_data": {"a": {"x": [[10**400]], "y": [0]}}}, "user a .*too large.*leave this user out"),
+        ({"users": ["a"], "user_data": {"a": {"x": [[1], [1, 2]], "y": [0, 1]}}}, "user a .*equally many numbers"),
+        ({"users": ["a"], "user_data": {"a": {"x": [["7", "Mon", "to be"]], "y": [1]}}}, "has texts"),
+    ],
+)
+def test_a_damaged_file_of_leaf_says_what_is_wrong(tmp_path, content, says):
+    file = tmp_path / "x.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(InputError, match=says):
+        load_dataset(str(file))
+
+
+def test_a_folder_that_is_called_like_a_file_of_leaf_is_passed_over(tmp_path):
+    leaf_file(tmp_path / "data" / "b.json", {"a": 8, "b": 5})
+    (tmp_path / "data" / "a.json").mkdir()
+    assert len(load_dataset(str(tmp_path / "data")).labels) == 13
+
+
 # --- HAR -------------------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +145,35 @@ def test_a_damaged_har_is_refused(tmp_path):
     (folder / "test" / "X_test.txt").write_text("walking")
     with pytest.raises(InputError, match="cannot be read as rows of numbers"):
         load_dataset(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("train/y_train.txt", b"", "y_train.txt has no rows; unpack"),
+        ("train/y_train.txt", b"nan\n" + b"1\n" * 23, "row 0, counted from 0, is 'nan'; expected one whole number"),
+        ("train/y_train.txt", b"1\n" * 23 + b"1.5\n", "row 23, counted from 0, is '1.5'; expected one whole number"),
+        ("test/y_test.txt", b"1 2\n" * 12, "y_test.txt: row 0, counted from 0, is '1 2'; expected one whole number"),
+        ("test/subject_test.txt", b"-inf\n" * 12, "is '-inf'; expected one whole number"),
+        ("train/subject_train.txt", None, "subject_train.txt cannot be read as rows of numbers .*unpack"),
+        ("test/X_test.txt", b"\xe9" * 12, "X_test.txt cannot be read as rows of numbers"),
+        ("activity_labels.txt", b"1 caf\xe9\n", "activity_labels.txt cannot be read as lines of a number and a name"),
+        ("activity_labels.txt", b"1 A\n2 A\n", "activity_labels.txt calls two activities 'A'"),
+    ],
+)
+def test_a_damaged_file_of_har_is_named(tmp_path, file, content, says):
+    har_folder(tmp_path / "har", {"train": [1, 3], "test": [2]})
+    (tmp_path / "har" / file).unlink()
+    if content is not None:
+        (tmp_path / "har" / file).write_bytes(content)
+    with pytest.raises(InputError, match=says):
+        load_dataset(str(tmp_path / "har"))
+
+
+def test_activities_without_a_name_keep_their_number(tmp_path):
+    har_folder(tmp_path / "har", {"train": [1, 3], "test": [2]})
+    (tmp_path / "har" / "activity_labels.txt").write_text("1 WALKING\n\n2\n")
+    assert load_dataset(str(tmp_path / "har")).class_names == ("WALKING", "2", "3")
 
 
 # --- heart disease ---------------------------------------------------------------------------------------------------
@@ -158,8 +217,41 @@ def test_a_damaged_heart_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="row 0, counted from 0, has 2 columns; expected 14"):
         load_dataset(str(folder))
     file.write_text(",".join(["old"] * 14))
-    with pytest.raises(InputError, match="cannot be read as rows of numbers and '\\?'"):
+    with pytest.raises(InputError, match="row 0, counted from 0, cannot be read as numbers and '\\?'"):
         load_dataset(str(folder))
+    file.write_bytes(b"\xe9")
+    with pytest.raises(InputError, match=r"cannot be read as rows of numbers and '\?' .*fetch it again"):
+        load_dataset(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("column", "entry", "says"),
+    [
+        (2, "nan", "row 0, counted from 0, has 'nan'; expected numbers"),
+        (13, "nan", "row 0, counted from 0, has 'nan'; expected numbers"),
+        (13, "-9", "row 0, counted from 0, has the label '-9'; expected 0"),
+        (13, "0.5", "row 0, counted from 0, has the label '0.5'; expected 0"),
+    ],
+)
+def test_what_is_no_patient_of_heart_disease_is_refused(tmp_path, column, entry, says):
+    folder = heart_folder(tmp_path / "heart")
+    first, *others = (folder / "processed.va.data").read_text().splitlines()
+    entries = first.split(",")
+    entries[column] = entry
+    (folder / "processed.va.data").write_text("\n".join([",".join(entries), *others]))
+    with pytest.raises(InputError, match=says):
+        load_dataset(str(folder))
+
+
+def test_no_hospital_disappears(tmp_path):
+    folder = heart_folder(tmp_path / "heart")
+    file = folder / "processed.va.data"
+    (folder / "processed.va.new.data").write_text(file.read_text())
+    assert set(load_dataset(str(folder)).columns["client"]) == {"cleveland", "hungarian", "switzerland", "va", "va.new"}
+    for content in ("", "?,1,1,1,1,1,1,1,1,1,?,?,?,0\n"):
+        file.write_text(content)
+        with pytest.raises(InputError, match=r"processed.va.data: none of \d rows .* take it out of the folder"):
+            load_dataset(str(folder))
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -186,6 +278,31 @@ def test_the_recipe_for_wisdm_makes_a_table_that_is_read(tmp_path, monkeypatch):
     assert dataset.class_names == ("Jogging", "Sitting")
     spread = dataset.features.numpy()[:, list(dataset.feature_names).index("std_x")]
     assert spread[dataset.labels.numpy() == 0].min() > spread[dataset.labels.numpy() == 1].max()
+
+
+def test_the_plan_for_clients_that_nobody_drew_runs_on_hospitals(tmp_path):
+    heart_folder(tmp_path / "heart")
+    options = ("--seeds", "0,", "--rounds", "2", "--jobs", "1", "--out", tmp_path / "out")
+    assert here("bench", "natural", "--data", tmp_path / "heart", *options) == 0
+    records = [json.loads(file.read_text()) for file in (tmp_path / "out" / "cells").glob("*.json")]
+    assert {record["method"] for record in records} == {"local_ridge", "afl", "fedavg_ft", "apfl_paper", "apfl"}
+    assert {tuple(record["client_names"]) for record in records} == {("cleveland", "hungarian", "switzerland", "va")}
+
+
+def test_the_plan_for_clients_that_nobody_drew_reads_people_and_writers(tmp_path, capsys):
+    har_folder(tmp_path / "har", {"train": [1, 3], "test": [2]})
+    leaf_file(tmp_path / "leaf" / "train" / "a.json", {"f1": 30, "f2": 40})
+    leaf_file(tmp_path / "leaf" / "test" / "a.json", {"f1": 10, "f2": 12}, seed=1)
+    for options in (("--data", tmp_path / "har"), ("--data", tmp_path / "leaf", "--test-column", "test")):
+        assert here("bench", "natural", *options, "--dry-run") == 0
+        assert "15 cells" in capsys.readouterr().err
+
+
+def test_a_table_whose_header_is_not_utf8_is_refused(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b"caf\xe9,b,label\n1,2,x\n3,4,y\n")
+    for read in (lambda path: load_dataset(str(path)), csv_reader):
+        with pytest.raises(InputError, match=r"names of its columns are not UTF-8 .* save it as UTF-8"):
+            read(tmp_path / "rows.csv")
 
 
 @pytest.fixture
@@ -215,7 +332,11 @@ def test_a_run_on_given_clients_says_who_gains(patients, tmp_path, capsys):
     assert [json.loads(line)["method"] for line in records] == ["afl", "apfl"]  # going alone is printed, not kept
 
 
-def test_a_run_on_drawn_clients_does_not(patients, tmp_path, capsys):
-    options = ("--label-column", "event", "--drop", "time", "--methods", "afl", "--seeds", "1", "--clients", "3")
-    assert here("run", "--data", patients, *options, "--alpha", "5", "--out", tmp_path / "out") == 0
+@pytest.mark.parametrize(
+    "drawn",
+    [("--clients", "3", "--alpha", "5"), ("--partition", "domains", "--client-column", "centre", "--clients", "6")],
+)
+def test_a_run_on_drawn_clients_does_not(patients, tmp_path, capsys, drawn):
+    options = ("--label-column", "event", "--drop", "time", "--methods", "afl", "--seeds", "1")
+    assert here("run", "--data", patients, *options, *drawn, "--out", tmp_path / "out") == 0
     assert "going alone" not in capsys.readouterr().out

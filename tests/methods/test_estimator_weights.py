@@ -96,6 +96,18 @@ def test_balanced_classes_weigh_the_same_and_rare_ones_are_found():
     assert plain.statistics_.weight == pytest.approx(clf.statistics_.weight)
 
 
+def test_the_accuracy_of_left_out_rows_is_a_share_however_much_classes_weigh():
+    X, y = make_classification(600, 8, n_informative=5, n_classes=3, random_state=0)
+    maps = {name: GIVEN[name] for name in ("map", "d_primary", "d_refinement", "normalise")}
+
+    def share(times):
+        clf = APFLClassifier(**maps, class_weight=times and dict.fromkeys(range(3), times))
+        return clf.fit(X, y, clients=np.arange(600) % 2).chosen_["left_out_accuracy"]
+
+    assert share(1.0) == pytest.approx(share(None), rel=1e-9)
+    assert share(4.0) == pytest.approx(share(None), abs=0.05)  # other ridges of the same few may be the best
+
+
 def test_a_dict_is_what_weights_of_rows_would_be_and_balanced_follows_who_is_there(sites):
     X, y, clients, _ = sites
     by_class, north = {3: 4.0, 8: 0.5}, clients == "north"
@@ -129,6 +141,10 @@ def test_what_was_fitted_with_weights_of_classes_is_saved(sites, tmp_path):
     [
         ({"class_weight": "balance"}, None, "class_weight='balance' given; allowed: None, 'balanced', or a dict"),
         ({"class_weight": {0: 0.0}}, None, "a dict of weights above 0"),
+        ({"class_weight": {0: "much"}}, None, "a dict of weights above 0"),
+        ({"class_weight": {"0": 2.0}}, None, "has the label '0', but the classes are like 0: .* numbers as numbers"),
+        ({}, [1e-20, 1e-20], "mean of 1e-20 given.* allowed are 1e-06 to 1e.06: divide all by one number"),
+        ({}, [1e300, 1e300], "mean of 1e.300 given"),
         ({}, [1.0, -1.0], "sample weights from -1 to 1 given"),
         ({}, [0.0, 0.0], "not all may be zero"),
         ({}, [1.0, float("nan")], "sample weights from nan to nan given"),

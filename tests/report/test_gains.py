@@ -55,3 +55,11 @@ def test_of_many_clients_both_ends_are_shown():
     shown = console.export_text()
     assert "... 16 more" in shown
     assert [f"c{i} " in shown for i in (39, 28, 27, 12, 11, 0)] == [True, True, False, False, True, True]
+
+
+@pytest.mark.parametrize("markup", [True, False])
+def test_a_name_in_brackets_is_shown_as_it_is(markup):
+    names = {"client_names": ["[bold]a[/bold]", "b", "c", "d"]}
+    console = Console(width=100, record=True, markup=markup)
+    console.print(gains_table([record("apfl", 0, **names)], [record("x", 0, [0.5] * 4, **names)]))
+    assert " [bold]a[/bold] " in console.export_text()

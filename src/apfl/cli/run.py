@@ -144,7 +144,7 @@ def _print_results(study: Study, records: Sequence[Record]) -> None:
     """The table, what the methods chose with the first seed, and what the table does not say by itself."""
     out.print(results_table(records), markup=True)
     _print_choices([record for record in records if record.chosen and record.seed == study.seeds[0]])
-    if study.protocol.client_column is not None:
+    if study.protocol.partition == "given":
         _print_gains(study, records)
     if told := too_wide(records):
         out.print(told, style="dim", soft_wrap=True, highlight=False)

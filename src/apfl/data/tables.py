@@ -33,6 +33,12 @@ def read_table(path: Path) -> Any:
         return table
     except (OSError, EOFError, zlib.error, arrow.ArrowException) as error:
         raise InputError(f"{path} cannot be read as {path.name.partition('.')[2]} ({error})") from error
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from error
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> InputError:
+    return InputError(f"{path}: the names of its columns are not UTF-8 ({error}); save it as UTF-8")
 
 
 def _read_lines(path: Path) -> Any:
@@ -70,6 +76,8 @@ def csv_reader(path: Path) -> Callable[[Sequence[str] | None, Sequence[str]], An
             first = arrow.Table.from_batches([reader.read_next_batch()]) if delimiter != "," else None
     except (OSError, EOFError, zlib.error, StopIteration, arrow.ArrowException) as error:
         raise InputError(f"{path} cannot be read as CSV ({error})") from error
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from error
     if first is not None and any(map(_has_decimal_commas, first.columns)):
         mark = ","
     return opened

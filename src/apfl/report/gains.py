@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from apfl.errors import printable
 from apfl.experiments.headline import HEADLINES, Headline
@@ -96,7 +96,7 @@ def gains_table(together: Sequence[Record], alone: Sequence[Record]) -> Table:
             table.add_row(f"... {len(gains) - SHOWN} more", *[""] * 5)
         first = gain.headline
         shown = (first.write(gain.alone), first.write(gain.together), first.apart(gain.value))
-        name, error = escape(printable(gain.client, 40)), first.apart(gain.standard_error)[1:]
+        name, error = Text(printable(gain.client, 40)), first.apart(gain.standard_error)[1:]  # Text: '[a]' stays '[a]'
         table.add_row(name, f"{gain.n_test:.0f}", *shown, error, style="bold" if gain.clear else None)
     return table
 

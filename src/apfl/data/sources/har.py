@@ -21,30 +21,33 @@ from apfl.errors import InputError
 
 READS = "the folder of UCI's HAR"
 SIDES = ("train", "test")
+PARTS = ("X", "y", "subject")
+REPAIR = "unpack UCI's archive again and give the folder that it makes"
 
 
 def accepts(source: str) -> Match:
-    """A folder with the subjects of the training rows."""
-    return Match.CONTENT if source and (Path(source) / "train" / "subject_train.txt").is_file() else Match.NO
+    """A folder with the subjects or the features of either part: if a file is missing, ``load`` says which."""
+    files = (Path(source) / side / f"{what}_{side}.txt" for side in SIDES for what in ("subject", "X"))
+    return Match.CONTENT if source and any(file.is_file() for file in files) else Match.NO
 
 
 def load(source: str | Path) -> Dataset:
     """Rows of both parts, with the columns ``client`` and ``official``."""
     path = Path(source)
-    x, y, subjects = (
-        [_numbers(path / side / f"{what}_{side}.txt") for side in SIDES] for what in ("X", "y", "subject")
-    )
+    x, y, subjects = ([_numbers(path / side / f"{what}_{side}.txt") for side in SIDES] for what in PARTS)
     for side, *parts in zip(SIDES, x, y, subjects, strict=True):
         if len({len(part) for part in parts}) > 1:
-            raise InputError(f"{path / side}: X, y and subject have {', '.join(str(len(p)) for p in parts)} rows")
-    if x[0].shape[1] != x[1].shape[1]:
-        raise InputError(f"{path}: rows of {x[0].shape[1]} and of {x[1].shape[1]} numbers; they must be equal")
-    codes, names = coded_labels(path, np.concatenate(y)[:, 0].astype(np.int64))
+            counts = ", ".join(str(len(part)) for part in parts)
+            raise InputError(f"{path / side}: X, y and subject have {counts} rows; they must have as many; {REPAIR}")
+    widths = [part.shape[1] for part in x]
+    if widths[0] != widths[1]:
+        raise InputError(f"{path}: rows of {widths[0]} and of {widths[1]} numbers; they must be equal; {REPAIR}")
+    codes, names = coded_labels(path, _whole_numbers(path, "y", y))
     columns = {
-        "client": np.concatenate(subjects)[:, 0].astype(np.int64),
+        "client": _whole_numbers(path, "subject", subjects),
         "official": np.repeat(SIDES, [len(part) for part in x]),
     }
-    files = [path / side / f"{what}_{side}.txt" for side in SIDES for what in ("X", "y", "subject")]
+    files = [path / side / f"{what}_{side}.txt" for side in SIDES for what in PARTS]
     features = checked_features(path, np.concatenate(x))
     named = _activities(path, names)
     return Dataset(path.name, features, torch.from_numpy(codes), named, columns, file_sha256(*files))
@@ -52,14 +55,40 @@ def load(source: str | Path) -> Dataset:
 
 def _numbers(file: Path) -> np.ndarray:
     try:
-        return np.loadtxt(file, ndmin=2)
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = np.loadtxt(lines, ndmin=2) if lines else np.zeros((0, 0))
     except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read as rows of numbers ({error})") from error
+        raise InputError(f"{file} cannot be read as rows of numbers ({error}); {REPAIR}") from error
+    if not len(rows):
+        raise InputError(f"{file} has no rows; {REPAIR}")
+    return rows
+
+
+def _whole_numbers(path: Path, what: str, parts: list[np.ndarray]) -> np.ndarray:
+    """The activities or people of both parts, (n,): one whole number in each row."""
+    for side, part in zip(SIDES, parts, strict=True):
+        wrong = (part != np.round(part)).any(1) | ~np.isfinite(part).all(1) | (part.shape[1] != 1)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            given = " ".join(f"{value:g}" for value in part[row])
+            raise InputError(
+                f"{path / side / f'{what}_{side}.txt'}: row {row}, counted from 0, is '{given}'; expected one whole "
+                f"number in each row; {REPAIR}"
+            )
+    return np.concatenate(parts)[:, 0].astype(np.int64)
 
 
 def _activities(path: Path, codes: tuple[str, ...]) -> tuple[str, ...]:
     """What the labels are called, if the folder says so."""
     file = path / "activity_labels.txt"
-    pairs = (line.split(maxsplit=1) for line in file.read_text().splitlines()) if file.is_file() else ()
-    named = {code: name.strip() for code, *rest in pairs for name in rest}
-    return tuple(named.get(code, code) for code in codes)
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read as lines of a number and a name ({error}); {REPAIR}") from error
+    pairs = (line.strip().split(maxsplit=1) for line in lines)
+    named = {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
+    names = tuple(named.get(code, code) for code in codes)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"{file} calls two activities '{twice}'; names must differ; {REPAIR}")
+    return names

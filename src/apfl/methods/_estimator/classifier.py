@@ -23,7 +23,7 @@ from apfl.maths.ridge import Statistics
 from apfl.methods import load_method
 from apfl.methods._estimator.client_rows import ALONE, no_clients, rows_by_name, scores_and_reasons, seed_of, tensor
 from apfl.methods._estimator.files import Filed
-from apfl.methods._estimator.fitted import ClassWeight, Fitted, Stream, begin, encode
+from apfl.methods._estimator.fitted import ClassWeight, Fitted, Stream, begin, encode, is_text, plain
 from apfl.methods._estimator.labels import FittedLabels, are_labels, fit_labels, label_scores
 from apfl.methods._estimator.reading import by_client, mind, present, read, read_one
 from apfl.methods.apfl import APFL
@@ -389,7 +389,7 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         activations = (self.activations,) * 2 if isinstance(self.activations, str) else self.activations
         method, new = self._method(), dict(by_client(classes, X, y, names, groups, weights))
         state = begin(classes, [*new.values()], method, activations, seed_of(self.random_state), self.keep_rows)
-        self._fitted = replace(state, class_weight=self._class_weight()).joined(new, method)
+        self._fitted = replace(state, class_weight=self._class_weight(classes)).joined(new, method)
         return self
 
     def _join(
@@ -400,13 +400,19 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self._fitted = state.joined(new, self._method())
         return self
 
-    def _class_weight(self) -> ClassWeight:
+    def _class_weight(self, classes: np.ndarray) -> ClassWeight:
         given = self.class_weight
         if given is None:
             return None
         if isinstance(given, str) and given == "balanced":
             return "balanced"
-        if isinstance(given, Mapping) and all(0 < float(weight) < np.inf for weight in given.values()):
+        if isinstance(given, Mapping) and all(_is_weight(weight) for weight in given.values()):
+            strange = [label for label in given if isinstance(label, str) != is_text(classes)]
+            if strange:
+                raise InputError(
+                    f"class_weight has the label {strange[0]!r}, but the classes are like {plain(classes[0])!r}: it "
+                    "would weigh nothing; write labels as they are in y, text as text and numbers as numbers"
+                )
             return given
         raise InputError(
             f"class_weight={given!r} given; allowed: None, 'balanced', or a dict of weights above 0 by label"
@@ -465,6 +471,13 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if bool(reasons.any()):
             warnings.warn(f"{in_words(reasons)}; their scores are the local prior alone", stacklevel=3)
         return scores, temperatures
+
+
+def _is_weight(given: Any) -> bool:
+    try:
+        return 0 < float(given) < np.inf
+    except (TypeError, ValueError):
+        return False
 
 
 def _whole() -> InputError:

@@ -33,7 +33,7 @@ from apfl.methods.apfl import APFL
 from apfl.models.dual_stream import DualStream
 from apfl.models.landmark import LandmarkModel
 
-__all__ = ["ClassWeight", "Fitted", "Stream", "begin", "encode"]
+__all__ = ["ClassWeight", "Fitted", "Stream", "begin", "encode", "is_text", "plain"]
 
 ClassWeight = Literal["balanced"] | Mapping[Any, float] | None
 
@@ -112,9 +112,9 @@ class Fitted:
 
         Models of clients whose rows are not at hand rule the new classes out until they are fitted again.
         """
-        if _is_text(labels) != _is_text(self.classes):
+        if is_text(labels) != is_text(self.classes):
             raise InputError(
-                f"labels such as {_plain(labels[0])!r} given for classes such as {_plain(self.classes[0])!r}; give "
+                f"labels such as {plain(labels[0])!r} given for classes such as {plain(self.classes[0])!r}; give "
                 "both as text or both as numbers"
             )
         classes = np.union1d(self.classes, labels)
@@ -140,7 +140,7 @@ class Fitted:
         if self.class_weight is None:
             return self
         if isinstance(self.class_weight, Mapping):
-            given = [float(self.class_weight.get(_plain(name), 1.0)) for name in self.classes]
+            given = [float(self.class_weight.get(plain(name), 1.0)) for name in self.classes]
             return replace(self, per_class=torch.tensor(given, dtype=torch.float64))
         if self.statistics is not None and not self.keep_rows:
             raise InputError(
@@ -175,6 +175,13 @@ class Fitted:
             return found
         return [rows.weighing if own is None else own for rows, own in zip(clients, found, strict=True)]
 
+    def _worth(self, clients: Sequence[Shard]) -> Tensor | None:
+        """What a left-out row of each class counts that is right, (c,): one on average, so that a share is a share."""
+        if self.per_class is None:
+            return None
+        every = torch.cat([self.per_class[rows.labels] for rows in clients])
+        return self.per_class / every.mean()
+
     def _stream(self, primary: Tensor, own: Personal | None = None) -> Stream:
         """The model of a client with this refinement, or the primary alone."""
         primary_map, refinement_map = self.maps
@@ -197,6 +204,7 @@ class Fitted:
         """Models of these clients, what was chosen, and the temperature of the primary alone."""
         clients = list(at_hand)
         weights = self._weights_of([*at_hand.values()])
+        worth = self._worth([*at_hand.values()])
 
         def rows_of(k: int) -> Rows:
             rows = at_hand[clients[k]]
@@ -204,7 +212,7 @@ class Fitted:
             together = leaving(rows.features, rows.labels, rows.groups)
             phi = self.maps[0](z)
             psi = phi if self.maps[1] is self.maps[0] else self.maps[1](z)
-            importance = None if self.per_class is None else self.per_class[rows.labels]
+            importance = None if worth is None else worth[rows.labels]
             return weighted(Rows(phi, psi, rows.labels, *together), weights[k], importance)
 
         made = personalise(
@@ -263,7 +271,7 @@ def encode(labels: np.ndarray, classes: np.ndarray) -> Tensor:
     if not np.array_equal(classes[index], labels):
         strange = labels[classes[index] != labels][0]
         raise InputError(
-            f"label {_plain(strange)!r} is not among the classes {classes.tolist()}; name them all in the first call "
+            f"label {plain(strange)!r} is not among the classes {classes.tolist()}; name them all in the first call "
             "(classes=), or bring it with a new client (add_client)"
         )
     return torch.from_numpy(index)
@@ -297,9 +305,9 @@ def _ruling_out(model: Stream, place: Tensor, n_classes: int) -> Stream:
     return replace(model, primary=wide, refinement=refinement, prior=prior)
 
 
-def _is_text(labels: np.ndarray) -> bool:
+def is_text(labels: np.ndarray) -> bool:
     return labels.dtype.kind in "US" or (labels.dtype.kind == "O" and isinstance(labels[0], str))
 
 
-def _plain(label: Any) -> Any:
+def plain(label: Any) -> Any:
     return label.item() if isinstance(label, np.generic) else label

@@ -28,6 +28,8 @@ from apfl.methods._estimator.fitted import encode
 
 __all__ = ["by_client", "mind", "present", "read", "read_one"]
 
+LEAST_MEAN = 1e-6  # of sample weights; at 1e-10 accuracy falls by a quarter, at 1e-20 nothing can be solved
+
 
 def read(
     estimator: Any, X: Any, clients: Any, y: Any = "no_validation", reset: bool = False, *, numbers: bool = False
@@ -91,6 +93,12 @@ def present(sample_weight: Any, X: np.ndarray, y: np.ndarray, names: list[Hashab
         raise InputError(
             f"sample weights from {weights.min():g} to {weights.max():g} given; none may be below zero, and not all "
             "may be zero"
+        )
+    mean = weights[weights > 0].mean()
+    if not LEAST_MEAN <= mean <= 1 / LEAST_MEAN:
+        raise InputError(
+            f"sample weights with a mean of {mean:g} given, beside which ridges count for too much or too little; "
+            f"allowed are {LEAST_MEAN:g} to {1 / LEAST_MEAN:g}: divide all by one number, for instance their mean"
         )
     here = weights > 0
     if groups is not None:
