@@ -391,8 +391,8 @@ class Site:
         return told.table(asked, rows), len(rows) - n_copies
 
     def secret(self, terms: Terms, purpose: str) -> bytes:
-        """A secret of this client's own for one purpose; it never leaves this disk."""
-        return hashlib.sha256(f"{self._own_seed(terms)} {purpose}".encode()).digest()
+        """A secret of this client's own for one purpose and one cohort; it never leaves this disk."""
+        return hashlib.sha256(f"{self._own_seed(terms)} {self._under(terms)} {purpose}".encode()).digest()
 
     def keep_counts(self, terms: Terms, counts: Counts) -> None:
         """Keep what the cohort has together: classes that too few hold stay out of every sum."""
@@ -587,13 +587,13 @@ class Site:
         return dither(self._own_seed(terms), purpose, torch.device("cpu"))
 
     def _own_seed(self, terms: Terms) -> int:
-        """Of what this client draws under these terms; it never leaves this disk."""
+        """Of what this client draws under these terms, the same with masks and without; it never leaves this disk."""
         if self.rounding_seed is not None:
             return self.rounding_seed
         path = self.home(terms) / "rounding.seed"
         if not path.is_file():
             self.write(terms, path.name, secrets.token_hex(32).encode())
-        seed = sha256(path.read_bytes() + self._under(terms).encode() + self._fingerprint.encode())
+        seed = sha256(path.read_bytes() + terms.digest_but_masks.encode() + self._fingerprint.encode())
         return int(seed, 16)
 
     def _scaling(self, terms: Terms) -> str:

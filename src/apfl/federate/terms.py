@@ -308,6 +308,12 @@ class Terms:
         """SHA-256 over all of it."""
         return sha256(self.to_json().encode())
 
+    @property
+    def digest_but_masks(self) -> str:
+        """SHA-256 over all but whether there are masks; of plain terms it is `digest`."""
+        told = {key: value for key, value in json.loads(self.to_json()).items() if key != "masked"}
+        return sha256(json.dumps(told, sort_keys=True).encode())
+
     def normaliser(self) -> Normaliser:
         """The scaling that all clients use; with columns as targets, that of what landmarks are compared with."""
         if self.numeric:

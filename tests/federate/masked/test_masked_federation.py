@@ -32,7 +32,7 @@ from apfl.federate.secure.ring import threshold
 from apfl.federate.wire import sha256
 from apfl.models.file import read
 from apfl.report.status import status_view
-from tests.federate.federation_toys import seen
+from tests.federate.federation_toys import NAMES, draw_shard, seen
 from tests.federate.masked.toys import METHOD, SIZES, masked_sites, masked_terms
 
 pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'apfl[flower]'")
@@ -83,6 +83,27 @@ def test_everything_equals_the_plain_federation_bit_for_bit(tmp_path, monkeypatc
         assert masked.tensors.keys() == plain.tensors.keys()
         for name, tensor in masked.tensors.items():
             np.testing.assert_array_equal(tensor, plain.tensors[name])
+
+
+def test_a_seed_on_a_sites_disk_rounds_with_masks_as_without(tmp_path):
+    """Whatever the cohort: its counts are in the masked terms' messages, and not in the seed."""
+    terms, own = masked_terms(replace(FIXED, d_primary=24, landmarks="free")), draw_shard(70, 3)
+    totals, secrets = [], []
+    for way, agreed, sizes in (
+        ("masked", terms, (60, 55)), ("other", terms, (50, 60)), ("plain", replace(terms, masked=False), (60, 55)),
+    ):  # fmt: skip
+        site = Site(tmp_path / way / "sites", "site-2", own, NAMES)
+        site.write(terms, "rounding.seed", b"5" * 64)
+        simulate([*masked_sites(tmp_path / way, sizes), site], agreed, tmp_path / way / "server")
+        with Coordinator(tmp_path / way / "server") as server:
+            totals.append(server.pool.running().vector.copy())
+            others = sum(vectors(each, server.terms) for each in masked_sites(tmp_path / way, sizes))
+            np.testing.assert_array_equal(totals[-1] - others, vectors(site, server.terms))
+            secrets.append((vectors(site, server.terms), site.secret(server.terms, "ranges")))
+    np.testing.assert_array_equal(totals[0], totals[2])
+    for integers, _ in secrets:
+        np.testing.assert_array_equal(integers, secrets[0][0])
+    assert len({secret for _, secret in secrets}) == 3  # two cohorts cannot tell by it that a site is in both
 
 
 def test_the_server_has_sums_and_nothing_of_a_single_site(tmp_path):
