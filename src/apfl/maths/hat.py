@@ -63,12 +63,17 @@ class HatBasis:
         return sum(each.numel() * each.element_size() for each in held if each is not None)
 
     def parts(self, betas: Sequence[float], residual: Tensor, whitened: Tensor) -> Parts:
-        """For residuals E (..., n, c) and V (..., n, m). Each product serves all betas: U is read once for all."""
+        """For residuals E (..., n, c) and V (..., n, m). Each product serves all betas: U is read once for all.
+
+        Without columns of V there is no primary, and nothing to multiply.
+        """
         h, rest = self._leverages(tuple(betas))
         basis = self._narrow
         shrink = torch.stack([self.shrink(beta) for beta in betas], -1).to(basis)
         shrunk = shrink[..., None] * (basis.mT @ residual.to(basis))[..., None, :]  # (..., r, B, c)
         fitted = (basis @ shrunk.flatten(-2)).to(residual).view(*h.shape, residual.shape[-1])
+        if not whitened.shape[-1]:
+            return Parts(h, rest, fitted, torch.zeros_like(h))
         # diag(H C) costs n r for each beta once C U is known.
         own = whitened.to(basis)
         moved = (own @ (own.mT @ basis)).mul_(basis) @ shrink
