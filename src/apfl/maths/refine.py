@@ -76,10 +76,14 @@ class Rows:
 
         Before Python 3.12 a `cached_property` would have clients wait for each other, who are decomposed side by side.
         """
-        if "hat" not in self.__dict__:
-            self.__dict__["hat"] = hat_of(self.psi) if self.groups is None else hat_basis(self.psi)
+        self.decompose()
         found: Hat = self.__dict__["hat"]
         return found
+
+    def decompose(self, least: float = 0.0) -> None:
+        """Make the hat matrix for ridges of ``least`` or more, unless it is there."""
+        if "hat" not in self.__dict__:
+            self.__dict__["hat"] = hat_of(self.psi, least) if self.groups is None else hat_basis(self.psi)
 
     def decomposed(self, hat: Hat) -> Rows:
         """The same rows with their hat matrix, which is known already."""
@@ -360,6 +364,7 @@ def leave_out_each(
     keep_scores: bool = False,
 ) -> list[LeftOutHits]:
     """`leave_out` of every client in these rows."""
+    rows.decompose(min(tried.betas))
     left = left_out_of(rows, shared)
     assert isinstance(left, LeftOut)
     unaided = _with_weight(left, rows, shared, 0.0).none
@@ -394,6 +399,7 @@ def left_out_scores(
     rows: Rows, shared: Shared, smoothing: float, betas: Mapping[float, Sequence[float]]
 ) -> list[LeftOutScores]:
     """The left-out scores of each client with these betas for each weight, without tables of hits."""
+    rows.decompose(min(min(own) for own in betas.values()))
     left = left_out_of(rows, shared)
     assert isinstance(left, LeftOut)
     unaided = _with_weight(left, rows, shared, 0.0).none
