@@ -4,7 +4,7 @@
 
 default     `apfl` as it is: landmarks, pilot and weight; its seconds alone
 automatic   `apfl` of this map and width with everything open
-fixed       the same with gamma, beta, balance and tau at what was chosen
+fixed       the same with gamma, beta, balance, tau and weight at what was chosen
 bare        the BLAS and LAPACK calls of the automatic run (`calls` names them), same shapes and dtypes, nothing else
 
 Seconds are wall, and processor seconds of all threads: these are what to compare on a machine that others use.
@@ -60,6 +60,7 @@ class Bare:
         self.clients, self.c, self.kind, self.d = clients, n_classes, kind, d
         self.n_in = clients[0].features.shape[1]
         self.n_betas = len(grid(1.0, beta=None, balance=None, tau=None).betas)
+        self.n_weights = 2 if kind == "landmarks" else 1
         self.shared = torch.randn(d, n_classes + SKETCH, dtype=torch.float64)
         self.matrix = torch.randn(self.n_in, d, dtype=torch.float64 if kind == "landmarks" else torch.float32)
         self.definite = squared(torch.randn(d + 8, d, dtype=torch.float64)) + torch.eye(d, dtype=torch.float64)
@@ -122,30 +123,37 @@ class Bare:
     def psi(self, shard: Shard) -> Tensor:
         """With landmarks it is Phi, which is there already."""
         if self.kind == "random":
-            return self.mapped(shard.features).double()
-        return self.definite.repeat(1 + len(shard) // self.d, 1)[: len(shard)]
+            return self.mapped(shard.features)
+        return self.definite.repeat(1 + len(shard) // self.d, 1)[: len(shard)].float()
 
     def decompose(self, shard: Shard) -> None:
         psi, (n, d) = self.psi(shard), (len(shard), self.d)
-        _, vectors = np.linalg.eigh(squared(psi.T if n < d else psi).numpy())
+        _, vectors = torch.linalg.eigh(squared(psi.T if n < d else psi))
         if n >= d:
-            psi @ torch.from_numpy(vectors)
+            psi @ vectors
 
     def scores(self, shard: Shard) -> None:
         n, rank = len(shard), min(len(shard), self.d)
-        u, e, v = (torch.ones(n, k, dtype=torch.float64) for k in (rank, self.c, SKETCH))
-        torch.ones(n, self.d, dtype=torch.float64) @ self.shared
-        u.T @ e
+        u, e, v = (torch.ones(n, k) for k in (rank, self.c, SKETCH))
+        torch.ones(n, self.d) @ self.shared.float()
         v @ (v.T @ u)
-        u @ torch.ones(rank, self.n_betas * self.c, dtype=torch.float64)
+        for _ in range(self.n_weights):
+            u.T @ e
+            u @ torch.ones(rank, self.n_betas * self.c)
 
     def refine(self, shard: Shard) -> None:
         n, rank = len(shard), min(len(shard), self.d)
-        u, phi = (torch.ones(n, k, dtype=torch.float64) for k in (rank, self.d))
-        inner = u.T @ (phi @ self.shared[:, : self.c])
-        fitted = (u @ inner).T @ phi if n < self.d else torch.ones(self.d, rank, dtype=torch.float64) @ inner
+        phi, e = torch.ones(n, self.d), torch.ones(n, self.c, dtype=torch.float64)
+        factor = torch.linalg.cholesky(self.system(rank))
+        if n < self.d:
+            fitted = (torch.cholesky_solve(e, factor).T.float() @ phi).T.double()
+        else:
+            fitted = torch.cholesky_solve(phi.double().T @ e, factor)
         if self.kind == "landmarks":
-            torch.linalg.solve_triangular(self.factor.T, fitted.T if n < self.d else fitted, upper=True)
+            torch.linalg.solve_triangular(self.factor.T, fitted, upper=True)
+
+    def system(self, rank: int) -> Tensor:
+        return torch.eye(rank, dtype=torch.float64) + torch.ones(rank, rank, dtype=torch.float64)
 
 
 def measured(clients: Sequence[Shard], n_classes: int, kind: str, d: int) -> dict[str, Any]:
@@ -154,7 +162,7 @@ def measured(clients: Sequence[Shard], n_classes: int, kind: str, d: int) -> dic
     if kind == "landmarks":
         settings["normalise"] = "root"  # a pilot would be a second choice
     chosen, automatic = timed(lambda: ran(clients, n_classes, **settings))
-    given = {name: chosen[name] for name in ("gamma", "beta", "balance", "tau")}
+    given = {name: chosen[name] for name in ("gamma", "beta", "balance", "tau")} | {"weight": chosen.get("weight", 1.0)}
     _, fixed = timed(lambda: ran(clients, n_classes, **settings, **given))
     bare = Bare(clients, n_classes, kind, d).seconds()
     total = {clock: sum(part[clock] for part in bare.values()) for clock in ("wall", "processor")}

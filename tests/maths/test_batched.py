@@ -253,9 +253,9 @@ def test_clients_are_decomposed_side_by_side(monkeypatch):
     """A lock that all rows share, as `functools.cached_property` had until Python 3.12, would let the barrier break."""
     both = threading.Barrier(2, timeout=10)
 
-    def meeting(psi):
+    def meeting(psi, least):
         both.wait()
-        return hat_of(psi)
+        return hat_of(psi, least)
 
     monkeypatch.setattr("apfl.maths.refine.hat_of", meeting)
     clients = [Rows(own := torch.randn(4, 3), own, torch.zeros(4, dtype=torch.int64)) for _ in range(2)]

@@ -56,6 +56,33 @@ def test_a_refinement_that_has_no_solution_is_refused_with_a_remedy(n, d):
                 fit_refinement(*given, 1.0)
 
 
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("rank", [6, 40])
+@pytest.mark.parametrize(("n", "d"), [(90, 40), (40, 90), (40, 40)])
+def test_rows_in_single_precision_are_left_out_as_in_double(n, d, rank, clients):
+    """With every ridge that is admitted, also if most directions have no rows; the refinement itself is exact."""
+    shape = (clients, n) if clients > 1 else (n,)
+    left, right, v, e = (torch.randn(*size, generator=torch.Generator().manual_seed(at), dtype=torch.float64)
+                         for at, size in enumerate([(*shape, rank), (rank, d), (*shape, 4), (*shape, 3)]))  # fmt: skip
+    psi = (left @ right + 3 * torch.ones(d)).float()
+    longest = float(psi.double().square().sum((-2, -1)).max())
+    betas = [32 * torch.finfo(torch.float32).eps * longest * 1.01 * each for each in (1, 10, 1000)]
+    rounded, exact = hat_basis(psi, betas[0]), hat_basis(psi.double())
+    assert rounded.basis.dtype == torch.float32
+    for one, other in zip(rounded.parts(betas, e, v), exact.parts(betas, e, v), strict=True):
+        # Eigenvalues are known to a few eps of the largest; the least ridge is 32 eps of their sum.
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02 * float(other.abs().max()))
+    fitted = fit_refinement(psi, e, betas[1])
+    torch.testing.assert_close(rounded.fit(psi, e, betas[1]), fitted, rtol=1e-9, atol=1e-12)
+
+
+def test_a_small_ridge_is_not_left_to_single_precision():
+    psi = torch.randn(30, 20, generator=torch.Generator().manual_seed(0))
+    for least in (0.0, 1e-6):
+        assert hat_basis(psi, least).basis.dtype == torch.float64
+    assert hat_basis(psi.double(), 1.0).basis.dtype == torch.float64
+
+
 @pytest.mark.parametrize("sketch", [0, 20_000])
 def test_rows_at_two_clients_are_left_out_with_their_copies(sketch):
     """Nobody sees the copies, but the sums show that there are two of each row: the scores are those without both."""

@@ -3,6 +3,9 @@
 H = Psi (Psi'Psi + beta I)^-1 Psi' = U diag(s / (s + beta)) U'      from one eigendecomposition
 P = (Psi'Psi + beta I)^-1 Psi'E                                     from it too, or by Cholesky for one beta
 
+Rows in single precision are decomposed in it too, which takes half the time, if every ridge to come stands clear of its
+rounding. One ridge is then solved with the product that was decomposed, in double precision.
+
 On a GPU a factorisation for each beta costs less than an eigendecomposition: H = I - beta (Psi Psi' + beta I)^-1.
 Everything here takes one client's rows (n, d), or those of several clients (b, n, d) filled up with rows of zeros.
 """
@@ -25,6 +28,7 @@ from apfl.maths.triangular import inverse
 __all__ = ["Hat", "HatBasis", "HatFactors", "Parts", "fit_refinement", "hat_basis", "hat_of"]
 
 _ENTRIES = 2**28  # of the systems that are factorised at once
+_CLEAR = 32  # times the rounding of all eigenvalues, or of the longest column: the least ridge and length to be trusted
 Ridge = float | Tensor  # one beta, or one for each client (b,)
 
 
@@ -48,6 +52,7 @@ class HatBasis:
     values: Tensor  # s (..., r)
     directions: Tensor | None = None  # W (..., d, r) with Psi W = U diag(sqrt s), if it was made from Psi'Psi
     single: bool = False  # whether Psi was in single precision: then so are products that only compare rows
+    system: Tensor | None = None  # the smaller product of Psi with itself, if U is in single precision
 
     def shrink(self, beta: float) -> Tensor:
         """s / (s + beta), (..., r)."""
@@ -59,16 +64,21 @@ class HatBasis:
 
     @property
     def nbytes(self) -> int:
-        held = (self.basis, self.values, self.directions)
+        held = (self.basis, self.values, self.directions, self.system)
         return sum(each.numel() * each.element_size() for each in held if each is not None)
 
     def parts(self, betas: Sequence[float], residual: Tensor, whitened: Tensor) -> Parts:
-        """For residuals E (..., n, c) and V (..., n, m). Each product serves all betas: U is read once for all."""
+        """For residuals E (..., n, c) and V (..., n, m). Each product serves all betas: U is read once for all.
+
+        Without columns of V there is no primary, and nothing to multiply.
+        """
         h, rest = self._leverages(tuple(betas))
         basis = self._narrow
         shrink = torch.stack([self.shrink(beta) for beta in betas], -1).to(basis)
         shrunk = shrink[..., None] * (basis.mT @ residual.to(basis))[..., None, :]  # (..., r, B, c)
         fitted = (basis @ shrunk.flatten(-2)).to(residual).view(*h.shape, residual.shape[-1])
+        if not whitened.shape[-1]:
+            return Parts(h, rest, fitted, torch.zeros_like(h))
         # diag(H C) costs n r for each beta once C U is known.
         own = whitened.to(basis)
         moved = (own @ (own.mT @ basis)).mul_(basis) @ shrink
@@ -78,10 +88,14 @@ class HatBasis:
         """h and 1 - h, (..., n, B). They are asked for with each weight on the primary."""
         if betas not in self._known:
             shrink, keep = (torch.stack([of(beta) for beta in betas], -1) for of in (self.shrink, self.keep))
-            squares = self.basis.square()
-            # 1 - h as a sum of positive terms: subtracting h from 1 cancels at small beta.
-            rest = squares @ keep + (1 - squares.sum(-1)).clamp_min(0)[..., None]
-            self._known[betas] = squares @ shrink, rest
+            squares = self.basis.double().square()
+            h = squares @ shrink
+            if self.system is None:
+                # 1 - h as a sum of positive terms: subtracting h from 1 cancels at small beta.
+                rest = squares @ keep + (1 - squares.sum(-1)).clamp_min(0)[..., None]
+            else:  # columns of small eigenvalues are rounded coarsely, and have little part in h alone
+                rest = (1 - h).maximum(keep.amin(-2, keepdim=True))
+            self._known[betas] = h, rest
         return self._known[betas]
 
     @cached_property
@@ -95,7 +109,10 @@ class HatBasis:
 
     def fit(self, psi: Tensor, residual: Tensor, beta: Ridge) -> Tensor:
         """`fit_refinement` of the rows that this was made from, without a second factorisation."""
-        shifted, residual = (self.values + _column(beta))[..., None], residual.to(torch.float64)
+        residual = residual.to(torch.float64)
+        if self.system is not None:
+            return _fit(psi, self.system.clone(), residual, beta)
+        shifted = (self.values + _column(beta))[..., None]
         if self.directions is None:
             return _from_dual(psi, self.basis @ ((self.basis.mT @ residual) / shifted))
         # P = W diag(1 / (s + beta)) W'Psi'E: also directions whose s is below rounding have a part in it.
@@ -147,18 +164,21 @@ class HatFactors:
 Hat = HatBasis | HatFactors
 
 
-def hat_of(psi: Tensor) -> Hat:
-    """The hat matrix of psi (..., n, d), in the form that is cheaper on its device."""
+def hat_of(psi: Tensor, least: float = 0.0) -> Hat:
+    """The hat matrix of psi (..., n, d), in the form that is cheaper on its device, for ridges of ``least`` or more."""
     n, d = psi.shape[-2:]
     if psi.device.type == "cpu" or n > 2 * d:  # up to there, factorising n x n costs less than decomposing d x d
-        return hat_basis(psi)
+        return hat_basis(psi, least)
     return HatFactors((psi @ psi.mT).double())
 
 
-def hat_basis(psi: Tensor) -> HatBasis:
+def hat_basis(psi: Tensor, least: float = 0.0) -> HatBasis:
     """Of psi (..., n, d), from the n x n or the d x d product, whichever is smaller."""
     n, d = psi.shape[-2:]
-    values, vectors = _eigh(_gram(psi))
+    system = _gram(psi)
+    if psi.device.type == "cpu" and psi.dtype == torch.float32 and _rounding(system) <= least:
+        return _in_single(psi, system)
+    values, vectors = _eigh(system)
     real = values > n * d * torch.finfo(torch.float64).eps * values[..., -1:].clamp_min(0)
     values, single = torch.where(real, values, 0.0), psi.dtype == torch.float32
     if n < d:
@@ -168,6 +188,24 @@ def hat_basis(psi: Tensor) -> HatBasis:
     lengths = columns.norm(dim=-2)
     columns.div_(torch.where(real, lengths, 1.0)[..., None, :])
     return HatBasis(columns, lengths.square(), vectors, single)
+
+
+def _rounding(system: Tensor) -> float:
+    """More than eigenvalues in single precision may be wrong by: none is larger than the trace."""
+    trace = system.diagonal(dim1=-2, dim2=-1).sum(-1).max()
+    return _CLEAR * torch.finfo(torch.float32).eps * float(trace)
+
+
+def _in_single(psi: Tensor, system: Tensor) -> HatBasis:
+    n, d = psi.shape[-2:]
+    values, vectors = torch.linalg.eigh(system.float())
+    if n < d:
+        return HatBasis(vectors, values.clamp_min(0).double(), None, True, system)
+    columns = psi @ vectors
+    lengths = columns.norm(dim=-2)
+    real = lengths > _CLEAR * torch.finfo(torch.float32).eps * lengths.amax(-1, keepdim=True)
+    columns.mul_((real / torch.where(real, lengths, 1.0))[..., None, :])
+    return HatBasis(columns, (lengths * real).double().square(), None, True, system)
 
 
 def _gram(psi: Tensor) -> Tensor:
@@ -210,21 +248,25 @@ def fit_refinement(psi: Tensor, residual: Tensor, ridge: float) -> Tensor:
     >>> fit_refinement(psi, psi, ridge=3.0).tolist()
     [[0.25, 0.0], [0.0, 0.25]]
     """
-    residual = residual.to(torch.float64)
-    n, d = psi.shape[-2:]
     if not ridge > 0:
         raise InputError(f"ridge {ridge} given for the refinement stream; it must be greater than 0")
-    if n < d:  # P = psi' (psi psi' + ridge I)^-1 residual
-        return _from_dual(psi, _solve_lower(_gram(psi), residual, ridge))
-    return _solve_lower(_gram(psi), psi.to(torch.float64).mT @ residual, ridge).contiguous()
+    return _fit(psi, _gram(psi), residual.to(torch.float64), ridge)
 
 
-def _solve_lower(system: Tensor, right: Tensor, ridge: float) -> Tensor:
-    system.diagonal(dim1=-2, dim2=-1).add_(ridge)
+def _fit(psi: Tensor, system: Tensor, residual: Tensor, ridge: Ridge) -> Tensor:
+    """From the smaller product of psi with itself, which is overwritten."""
+    if psi.shape[-2] < psi.shape[-1]:  # P = psi' (psi psi' + ridge I)^-1 residual
+        return _from_dual(psi, _solve_lower(system, residual, ridge))
+    return _solve_lower(system, psi.to(torch.float64).mT @ residual, ridge).contiguous()
+
+
+def _solve_lower(system: Tensor, right: Tensor, ridge: Ridge) -> Tensor:
+    system.diagonal(dim1=-2, dim2=-1).add_(_column(ridge))
     factor, failed = torch.linalg.cholesky_ex(system)
     solution = torch.cholesky_solve(right, factor)
     if bool(failed.any()) or not bool(torch.isfinite(solution).all()):
         if not bool(torch.isfinite(system).all()) or not bool(torch.isfinite(right).all()):
             raise not_finite("the features")
-        raise InputError(f"the refinement system with ridge {ridge:g} cannot be solved: use a larger ridge")
+        least = float(torch.as_tensor(ridge).min())
+        raise InputError(f"the refinement system with ridge {least:g} cannot be solved: use a larger ridge")
     return solution

@@ -456,9 +456,8 @@ def own_weights(rows: Rows, shared: Shared, plans: Sequence[Plan], smoothing: fl
     good: the variance of the difference is their number. One row is asked for beyond that, so that no two decide, and a
     client of few rows stays with the federation.
     """
-    weights = tuple(plans[0].settings)
-    tried = Grid(sorted({beta for plan in plans for beta, _, _ in plan.settings.values()}), [1.0], [0.0])
-    found = left_out_scores(rows, shared, smoothing, tried, weights)
+    betas = {weight: [plan.settings[weight][0] for plan in plans] for weight in plans[0].settings}
+    found = left_out_scores(rows, shared, smoothing, betas)
     labels = rows.each(rows.labels)
     worth = rows.each(torch.ones_like(rows.labels) if rows.importance is None else rows.importance)
     own = zip(found, labels, worth, plans, strict=True)

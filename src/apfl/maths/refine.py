@@ -20,7 +20,7 @@ function here takes such rows too. Rows of zeros change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -76,10 +76,14 @@ class Rows:
 
         Before Python 3.12 a `cached_property` would have clients wait for each other, who are decomposed side by side.
         """
-        if "hat" not in self.__dict__:
-            self.__dict__["hat"] = hat_of(self.psi) if self.groups is None else hat_basis(self.psi)
+        self.decompose()
         found: Hat = self.__dict__["hat"]
         return found
+
+    def decompose(self, least: float = 0.0) -> None:
+        """Make the hat matrix for ridges of ``least`` or more, unless it is there."""
+        if "hat" not in self.__dict__:
+            self.__dict__["hat"] = hat_of(self.psi, least) if self.groups is None else hat_basis(self.psi)
 
     def decomposed(self, hat: Hat) -> Rows:
         """The same rows with their hat matrix, which is known already."""
@@ -241,9 +245,7 @@ class LeftOutScores:
     def at(self, setting: Setting, weight: float = 1.0) -> Tensor:
         """Of the client's model with this setting."""
         beta, balance, tau = setting
-        refined = self.refinement[beta]
-        if weight != 1:
-            refined = (1 - weight) * self.unaided[beta] + weight * refined
+        refined = _blended(weight, lambda: self.unaided[beta], lambda: self.refinement[beta])
         return weight * self.alone + balance * refined + tau * self.prior
 
 
@@ -285,7 +287,14 @@ class _Weighted:
         return (1 - self.weight) * self.none.primary + self.weight * self.whole.primary
 
     def refinements(self, betas: Sequence[float]) -> Tensor:
-        return (1 - self.weight) * self.none.refinements(betas) + self.weight * self.whole.refinements(betas)
+        return _blended(self.weight, lambda: self.none.refinements(betas), lambda: self.whole.refinements(betas))
+
+
+def _blended(weight: float, none: Callable[[], Tensor], whole: Callable[[], Tensor]) -> Tensor:
+    """Between the scores of no primary and those of a whole one; scores that have no share are not made."""
+    if weight in (0, 1):
+        return whole() if weight else none()
+    return (1 - weight) * none() + weight * whole()
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,9 +334,9 @@ def left_out_of(rows: Rows, shared: Shared, weight: float = 1.0) -> LeftOut | _W
 
 
 def _with_weight(whole: LeftOut, rows: Rows, shared: Shared, weight: float) -> _Weighted:
-    targets = rows.targets(shared.n_classes)
+    targets, columns = rows.targets(shared.n_classes), 0 if rows.groups is None else 1  # groups want one
     return _Weighted(
-        replace(whole, whitened=targets.new_zeros(*targets.shape[:-1], 1), residual=targets), whole, weight
+        replace(whole, whitened=targets.new_zeros(*targets.shape[:-1], columns), residual=targets), whole, weight
     )
 
 
@@ -355,6 +364,7 @@ def leave_out_each(
     keep_scores: bool = False,
 ) -> list[LeftOutHits]:
     """`leave_out` of every client in these rows."""
+    rows.decompose(min(tried.betas))
     left = left_out_of(rows, shared)
     assert isinstance(left, LeftOut)
     unaided = _with_weight(left, rows, shared, 0.0).none
@@ -372,7 +382,10 @@ def leave_out_each(
     told = torch.stack([left.judged.sum(-1).double(), left.noise(rows.labels)]).cpu()
     if rows.sizes is None:
         tables, told = tables[:, None], told[:, None]
-    scores = _scores(rows, left, unaided, (own, everyone), smoothing, tried, weights) if keep_scores else None
+    scores = None
+    if keep_scores:
+        betas = dict.fromkeys(weights, tried.betas)
+        scores = _scores(rows, left, unaided, (own, everyone), smoothing, betas)
     n_copies, made = rows.n_copies, []
     for k, n in enumerate(rows.sizes or (len(rows.labels),)):
         judged, noise = told[:, k].tolist()
@@ -383,13 +396,14 @@ def leave_out_each(
 
 
 def left_out_scores(
-    rows: Rows, shared: Shared, smoothing: float, tried: Grid, weights: Sequence[float]
+    rows: Rows, shared: Shared, smoothing: float, betas: Mapping[float, Sequence[float]]
 ) -> list[LeftOutScores]:
-    """The left-out scores of each client, without tables of hits."""
+    """The left-out scores of each client with these betas for each weight, without tables of hits."""
+    rows.decompose(min(min(own) for own in betas.values()))
     left = left_out_of(rows, shared)
     assert isinstance(left, LeftOut)
     unaided = _with_weight(left, rows, shared, 0.0).none
-    return _scores(rows, left, unaided, shared.counts(rows), smoothing, tried, weights)
+    return _scores(rows, left, unaided, shared.counts(rows), smoothing, betas)
 
 
 def _scores(
@@ -398,20 +412,21 @@ def _scores(
     unaided: LeftOut,
     counts: tuple[Tensor, Tensor],
     smoothing: float,
-    tried: Grid,
-    weights: Sequence[float],
+    betas: Mapping[float, Sequence[float]],
 ) -> list[LeftOutScores]:
-    """The left-out scores of each client."""
+    """The left-out scores of each client, of the streams that have a share in one of the weights."""
     c = left.residual.shape[-1]
     alone, judged = rows.each(rows.indicators(c) - _unscaled(left, rows).primary), rows.each(left.judged)
     prior = rows.each(left_out_prior(rows.counted(c), *counts, rows.groups, smoothing))
 
-    def by_beta(of: LeftOut) -> list[dict[float, Tensor]]:
-        found = [rows.each(each) for each in _unscaled(of, rows).refinements(tried.betas)]
-        return [dict(zip(tried.betas, each, strict=True)) for each in zip(*found, strict=True)]
+    def by_beta(of: LeftOut, no_share: float) -> list[dict[float, Tensor]]:
+        asked = sorted({beta for weight, own in betas.items() if weight != no_share for beta in own})
+        if not asked:
+            return [{} for _ in alone]
+        found = [rows.each(each) for each in _unscaled(of, rows).refinements(asked)]
+        return [dict(zip(asked, each, strict=True)) for each in zip(*found, strict=True)]
 
-    refined = by_beta(left)
-    without = by_beta(unaided) if set(weights) != {1.0} else [{} for _ in refined]
+    refined, without = by_beta(left, 0.0), by_beta(unaided, 1.0)
     return [LeftOutScores(*own) for own in zip(alone, refined, prior, judged, without, strict=True)]
 
 
