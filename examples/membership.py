@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from apfl.errors import InputError
 from apfl.maths.centred import centred, within
 from apfl.maths.landmarks import draw_points, landmark_map, no_spread
-from apfl.maths.noise import SENSITIVITY, IntegerRows, gamma_for, positive
+from apfl.maths.noise import SENSITIVITY, IntegerRows, gamma_for, shrunk
 from apfl.maths.privacy import most_advantage, noise_multiplier
 from apfl.maths.ridge import one_hot, solve
 
@@ -41,10 +41,10 @@ def published(phi, labels, epsilon, rng):
     """The primary of these rows."""
     vector, _ = ENCODING.encode(phi, labels)
     if epsilon is None:
-        return solve(positive(ENCODING.decode(vector)), GAMMA)
+        return solve(ENCODING.decode(vector), GAMMA)
     sigma = sigma_of(epsilon)
     noisy = ENCODING.decode(vector + ENCODING.noise(sigma, rng))
-    return solve(positive(noisy), gamma_for(sigma, WIDTH))
+    return solve(shrunk(noisy, sigma), gamma_for(sigma, WIDTH))
 
 
 def advantage(members, others):

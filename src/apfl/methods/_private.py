@@ -18,7 +18,7 @@ from apfl.errors import InputError
 from apfl.maths.centred import centred, within
 from apfl.maths.landmarks import SYNTHETIC, Spread, draw_points, landmark_map
 from apfl.maths.machine import check_width, over_clients
-from apfl.maths.noise import FEWEST_BITS, SENSITIVITY, IntegerRows, accounted, gamma_for, moments, positive
+from apfl.maths.noise import FEWEST_BITS, SENSITIVITY, IntegerRows, accounted, gamma_for, moments, shrunk
 from apfl.maths.normalise import Normaliser, check_features, described, needs_moments, normaliser
 from apfl.maths.privacy import epsilon_of, noise_multiplier
 from apfl.maths.wire import Traffic, landmarks_bytes
@@ -99,7 +99,7 @@ def private_streams(
     traffic = Traffic({"statistics": [encoding.layout.n_bytes] * len(clients)}, {"landmarks": down})
     account = _account(asked, released, encoding, first.released if first else None)
     return Streams(
-        normalise, mapped, mapped, phis, positive(encoding.decode(released.vector.to(features.device))),
+        normalise, mapped, mapped, phis, shrunk(encoding.decode(released.vector.to(features.device)), released.sigma),
         first.traffic + traffic if first else traffic, account | origin.account, bits,
         gamma_for(released.sigma, drawn.width),
     )  # fmt: skip

@@ -32,7 +32,6 @@ from apfl.maths.hits import Scope
 from apfl.maths.integers import bits_for
 from apfl.maths.machine import over_clients, too_much
 from apfl.maths.maps import Activation, FeatureMap
-from apfl.maths.noise import of_length_one
 from apfl.maths.normalise import Normalise, needs_moments
 from apfl.maths.personalise import (
     Auto,
@@ -307,9 +306,8 @@ class APFL(Method):
     def _solved(self, made_of: Streams, together: Sequence[Repeated]) -> Primary:
         """The primary of the sums; under noise of these alone, with the gamma that it asks for."""
         if made_of.gamma is not None:
-            primary = solve_primary(made_of.stats, made_of.gamma if self.gamma == "auto" else self.gamma)
-            # Noise lengthens rows, whose length is the unit of beta.
-            return Published.of(replace(primary, stats=of_length_one(primary.stats)))
+            gamma = made_of.gamma if self.gamma == "auto" else self.gamma
+            return Published.of(solve_primary(made_of.stats, gamma))
         if made_of.bits:  # which tell the repeated rows
             return Published.of(solve_primary(made_of.stats, self.gamma))
         n_copies, echoes = sum(own.n_copies for own in together), reduce(add, (own.echo for own in together))

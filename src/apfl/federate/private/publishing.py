@@ -20,7 +20,7 @@ from apfl.federate.private.entropy import Entropy
 from apfl.federate.secure.roster import Roster
 from apfl.federate.sums import IntegerSum
 from apfl.federate.terms import Terms
-from apfl.maths.noise import gamma_for, of_length_one, positive
+from apfl.maths.noise import gamma_for, shrunk
 from apfl.maths.personalise import Primary, solve_primary
 from apfl.maths.ridge import Statistics
 
@@ -109,8 +109,6 @@ def _released(ledger: Ledger, terms: Terms, running: IntegerSum, members: Mappin
 
 
 def noisy_primary(noisy: NoisySum, terms: Terms) -> Primary:
-    """The primary with the ridge that its noise asks for; its rows have the length that the map gives them."""
-    gamma = terms.method.gamma
-    stats = positive(noisy.stats)
-    primary = solve_primary(stats, gamma_for(noisy.sigma, stats.width) if gamma == "auto" else gamma)
-    return replace(primary, stats=of_length_one(primary.stats))
+    """The primary with the ridge that its noise asks for."""
+    gamma, width = terms.method.gamma, noisy.stats.width
+    return solve_primary(shrunk(noisy.stats, noisy.sigma), gamma_for(noisy.sigma, width) if gamma == "auto" else gamma)
