@@ -38,12 +38,15 @@ def cells() -> list[dict[str, Any]]:
     return [*central[:3], *ends, central[3], *shares, *others]
 
 
-def kind_of(record: Record) -> str:
-    if record.settings["epsilon"] != "none" and record.settings["landmarks"] in ("federation", "free"):
-        return MOMENTS if record.settings["landmarks"] == "federation" else FREE
-    if record.settings["epsilon"] != "none":
-        return CENTRAL if record.settings["noise"] == "central" else SHARES
-    return ALONE if record.settings["weight"] == 0 else NONE
+def kinds_of(records: Sequence[Record]) -> list[str]:
+    """What each record shows. Free landmarks are a kind of their own if others are of public features."""
+    public = any(r.settings["landmarks"] not in ("federation", "free") for r in records)
+    others = {"federation": MOMENTS} | ({"free": FREE} if public else {})
+    return [
+        (ALONE if r.settings["weight"] == 0 else NONE) if r.settings["epsilon"] == "none"
+        else SHARES if r.settings["noise"] == "shares" else others.get(r.settings["landmarks"], CENTRAL)
+        for r in records
+    ]  # fmt: skip
 
 
 def key(alpha: float, seed: int, settings: Any) -> tuple[Any, ...]:
@@ -67,13 +70,16 @@ def measure(args: argparse.Namespace) -> None:
                 print(f"{alpha} {cell}: {100 * record.accuracy_client_mean:.1f}, {record.seconds:.0f} s", flush=True)
 
 
+def of_kind(records: Sequence[Record], alpha: float, kind: str, epsilon: float | str) -> list[Record]:
+    """Those of all seeds."""
+    wanted = alpha, kind, epsilon
+    each = zip(records, kinds_of(records), strict=True)
+    return [r for r, own in each if (r.protocol["alpha"], own, r.settings["epsilon"]) == wanted]
+
+
 def accuracies(records: Sequence[Record], alpha: float, kind: str, epsilon: float | str) -> list[float]:
     """In %, of all seeds."""
-    return [
-        100 * r.accuracy_client_mean
-        for r in records
-        if (r.protocol["alpha"], kind_of(r), r.settings["epsilon"]) == (alpha, kind, epsilon)
-    ]
+    return [100 * r.accuracy_client_mean for r in of_kind(records, alpha, kind, epsilon)]
 
 
 def in_words(values: Sequence[float]) -> str:
@@ -89,18 +95,15 @@ def table(source: Path) -> None:
     print(f" | {NONE} | {ALONE} |\n" + "| --- " * (len(EPSILONS) + 3) + "|")
     for alpha in sorted({r.protocol["alpha"] for r in records}):
         for kind in (CENTRAL, SHARES, MOMENTS, FREE):
-            if kind in (MOMENTS, FREE) and not any(kind_of(r) == kind for r in records):
+            if kind in (MOMENTS, FREE) and kind not in kinds_of(records):
                 continue
             noisy = [in_words(accuracies(records, alpha, kind, e)) for e in EPSILONS]
             ends = [in_words(accuracies(records, alpha, other, "none")) for other in (NONE, ALONE)]
             print(f"| {alpha:g}, {kind} | " + " | ".join([*noisy, *ends]) + " |")
-        alone = [
-            in_words([
-                100 * r.chosen["left_out_accuracy_primary_alone"] for r in records
-                if (r.protocol["alpha"], kind_of(r), r.settings["epsilon"]) == (alpha, kind, e)
-            ])
-            for kind, e in [*((CENTRAL, e) for e in EPSILONS), (NONE, "none")]
-        ]  # fmt: skip
+        alone = []
+        for kind, e in [*((CENTRAL, e) for e in EPSILONS), (NONE, "none")]:
+            found = of_kind(records, alpha, kind, e)
+            alone.append(in_words([100 * r.chosen["left_out_accuracy_primary_alone"] for r in found]))
         print(f"| {alpha:g}, primary alone, left-out rows | " + " | ".join(alone) + " | |")
 
 

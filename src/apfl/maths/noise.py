@@ -200,7 +200,8 @@ def _expected(values: Tensor, sigma: float, trace: float) -> Tensor:
     """
     smooth = sigma**2 * len(values) ** 0.2
     pushed = [
-        (gaps / (gaps.square() + smooth)).sum(1) for gaps in (some[:, None] - values for some in values.split(1024))
+        (gaps / (gaps.square() + smooth)).sum(1)
+        for gaps in (some[:, None] - values for some in torch.split(values, 1024))
     ]
     expected = (values - 2 * sigma**2 * torch.cat(pushed)).clamp_min(0)
     return expected * (trace / expected.sum().clamp_min(1e-12))
