@@ -277,9 +277,9 @@ def test_a_client_is_decomposed_once(sites, monkeypatch, settings):
     X, y, clients = sites
     decomposed = []
 
-    def counted(psi: torch.Tensor) -> leaveout.HatBasis:
+    def counted(psi: torch.Tensor, least: float = 0.0) -> leaveout.HatBasis:
         decomposed.append(len(psi))  # clients of like sizes at once
-        return leaveout.hat_basis(psi)
+        return leaveout.hat_basis(psi, least)
 
     monkeypatch.setattr(refine, "hat_of", counted)
     APFLClassifier(d_primary=64, normalise="row", **settings).fit(X[:500], y[:500], clients=clients[:500])

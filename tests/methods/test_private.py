@@ -82,7 +82,7 @@ def test_the_account_says_what_was_released():
     assert made.chosen["noise_mechanism"] == "discrete Gaussian, once at the server"
     assert made.chosen["released"] == "Phi'Phi, Phi'Y and class counts, once"
     assert made.chosen["noise_sigma"] == pytest.approx(Privacy(4.0, 1e-6).sigma(), rel=1e-12)
-    assert made.chosen["gamma"] == pytest.approx(made.chosen["noise_sigma"] * math.sqrt(64) / 2, rel=1e-12)
+    assert made.chosen["gamma"] == pytest.approx(made.chosen["noise_sigma"] * math.sqrt(64) * 3 / 4, rel=1e-12)
     assert last(released(4.0, gamma=7.0), clients()).chosen["gamma"] == 7.0
 
 

@@ -198,7 +198,7 @@ def _expected(values: Tensor, sigma: float, trace: float) -> Tensor:
     v - 2 sigma^2 sum 1 / (v - w) over the others, w, which push it outwards. Gaps are smoothed over some twenty usual
     ones, so that no near neighbour decides. What is negative then is cut, and the sum is the one that is known.
     """
-    smooth = sigma**2 * len(values) ** 0.2
+    smooth = sigma**2 * len(values) ** 0.2 + 1e-300  # without noise nothing moves
     pushed = [
         (gaps / (gaps.square() + smooth)).sum(1)
         for gaps in (some[:, None] - values for some in torch.split(values, 1024))

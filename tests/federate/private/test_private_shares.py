@@ -90,7 +90,7 @@ def test_a_masked_federation_publishes_a_noisy_sum(tmp_path):
         assert release.sigma == pytest.approx(server.terms.sigma * math.sqrt(5 / 3), rel=1e-12)  # t = 4, a colluder
         assert release.multiplier == pytest.approx(noise_multiplier(4.0, 1e-5), rel=1e-9)
         published = seen(server.current(), server.terms)
-        assert published.gamma == pytest.approx(release.sigma * math.sqrt(server.terms.width) / 2, rel=1e-12)
+        assert published.gamma == pytest.approx(release.sigma * math.sqrt(server.terms.width) * 3 / 4, rel=1e-12)
         assert published.account["epsilon"] == release.epsilon <= 4.0
         own = account.parse((sites[0].home(server.terms) / "account.json").read_text())
         assert [(each.key, each.epsilon) for each in own] == [(release.key, release.epsilon)]
@@ -204,7 +204,7 @@ def test_a_late_cohort_has_noise_and_a_charge_of_its_own(tmp_path):
         published = seen(publication, server.terms)
         both = math.sqrt(sum(each.sigma**2 for each in made))
         assert published.account["sigma"] == pytest.approx(both, rel=1e-12)
-        assert published.gamma == pytest.approx(both * math.sqrt(server.terms.width) / 2, rel=1e-12)
+        assert published.gamma == pytest.approx(both * math.sqrt(server.terms.width) * 3 / 4, rel=1e-12)
         assert made[1].sigma == pytest.approx(server.terms.sigma * math.sqrt(3 / 2), rel=1e-12)  # 3 of 3, a colluder
 
 
