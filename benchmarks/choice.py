@@ -188,6 +188,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
+    for run in arguments.runs:
+        kind, _, d = run.partition(":")
+        if run != "default" and not (kind in ("random", "landmarks") and d.isdecimal()):
+            parser.error(f"--runs {run} given; allowed are default, random:WIDTH and landmarks:WIDTH")
     federation = federate(load_dataset(str(arguments.data)), Protocol(n_clients=arguments.clients, alpha=0.5), seed=0)
     clients, c = federation.train, federation.n_classes
     with threads(arguments.threads):

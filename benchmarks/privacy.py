@@ -156,6 +156,8 @@ def main() -> None:
         if verb == "plot":
             other.add_argument("target", type=Path)
     args = parser.parse_args()
+    if args.verb != "run" and not args.records.is_file():
+        parser.error(f"there is no file {args.records}; `run` writes OUT/records.jsonl")
     if args.verb == "run":
         measure(args)
     elif args.verb == "table":

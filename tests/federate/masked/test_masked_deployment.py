@@ -28,7 +28,7 @@ from tests.federate.federation_toys import seen
 from tests.federate.world import CLASSES, World, digits_sites, world
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'apfl[flower]'")
-# Ninety processes of sites, one for each question: nine minutes on two cores that do much else.
+# Ninety processes of sites, one for each question: five and a half minutes on two quiet cores.
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 
 SITES = ("a", "b", "c", "d", "e")
