@@ -1,6 +1,7 @@
 """The closed forms and the heads of one exchange on the twelve settings, tuned: records for `apfl table --pareto`.
 
     python benchmarks/pareto.py --device cuda --jobs 14 --seconds 570 --out runs/pareto
+    python benchmarks/pareto.py --missing --out runs/pareto
     python benchmarks/pareto.py --join docs/results/records/pareto-twelve.jsonl --out runs/pareto
 
 A job is one method on one setting. Its grid is judged on a fifth of the training rows of seed 0, as `apfl bench` does;
@@ -27,11 +28,11 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from apfl.data.federation import Dataset, Federation
-from apfl.experiments.record import Record, read_records
-from apfl.experiments.run import Protocol, federate, record_of
+from apfl.experiments.record import Record, keep_record, read_records
+from apfl.experiments.run import Protocol, federate, record_of, run
 from apfl.experiments.tuning import HELD_OUT, NORMALISE, own_axes, tune
 from apfl.files import replacing
-from apfl.methods import Method, load_method
+from apfl.methods import Method, Round, load_method
 from apfl.methods._head import GRIDS, Adapting
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "records"
@@ -189,11 +190,44 @@ def run_all(todo: Sequence[Job], given: argparse.Namespace) -> None:
     print(f"{len(todo) - left} of {len(todo)} jobs done; the same command goes on with the others", flush=True)
 
 
+def train_missing(given: argparse.Namespace) -> None:
+    """Each seed that some gradient method lacks, from the record that its tuned seed left."""
+    torch.set_float32_matmul_precision("medium" if given.products == "bfloat16" else "highest")
+    earlier = [record for name in EARLIER for record in read_records(RECORDS / name) if record.method in TRAINED]
+    for data, protocol in settings.chosen(given.only):
+        here = [
+            record for record in earlier
+            if (record.data, Protocol(**record.protocol)) == (Path(settings.FILES[data]).name, protocol)
+            and (given.methods is None or record.method in given.methods)
+        ]  # fmt: skip
+        for tuned in [record for record in here if record.seed == 0]:
+            done = {record.seed for record in here if record.method == tuned.method}
+            for seed in [seed for seed in given.seeds if seed not in done]:
+                _train_one(tuned, seed, Job(data, protocol, Entry(tuned.method, tuned.settings)), given)
+
+
+def _train_one(tuned: Record, seed: int, job: Job, given: argparse.Namespace) -> None:
+    method, dataset = load_method(tuned.method, **tuned.settings), _loaded(given.data, job.data)
+    name = f"{settings.name_of(job.data, job.protocol)}, {tuned.method}, seed {seed}"
+    print(name, flush=True)
+
+    def tell(last: Round) -> None:
+        print(f"  round {last.index}", end="\r", flush=True)
+
+    record, _ = run(
+        tuned.method, method, _federation(job, dataset, seed, given.device), dataset, job.protocol, seed,
+        on_round=tell, checkpoint=given.out / f"{name.replace(', ', '-').replace(' ', '-')}.safetensors",
+    )  # fmt: skip
+    keep_record(replace(record, tuning=tuned.tuning), given.out / "missing.jsonl")
+    print(f"{name}: {record.accuracy_client_mean:.4f} in {record.seconds:.0f} s", flush=True)
+
+
 def joined(folder: Path) -> list[Record]:
     """All records of the folder, and those of the gradient methods on the same settings."""
     own = [record for path in sorted(folder.glob("*--*.jsonl")) for record in read_records(path)]
     known = {(record.data_sha256, record.n_clients, record.partition, record.alpha) for record in own}
     earlier = [record for name in EARLIER for record in read_records(RECORDS / name)]
+    earlier += read_records(folder / "missing.jsonl")
     return own + [
         _slim(record) for record in earlier
         if record.method in TRAINED and record.seed in SEEDS
@@ -215,7 +249,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after these; what is done is kept")
     parser.add_argument("--out", type=Path, default=Path("runs/pareto"))
     parser.add_argument("--join", type=Path, help="only write the records of --out, and the earlier ones, to this file")
+    parser.add_argument("--missing", action="store_true", help="only train the seeds that gradient methods lack")
+    parser.add_argument(
+        "--products", choices=["float32", "bfloat16"], default="float32",
+        help="factors of products in --missing; sums stay in float32 (default: float32)",
+    )  # fmt: skip
     given = parser.parse_args()
+    if given.missing:
+        given.out.mkdir(parents=True, exist_ok=True)
+        train_missing(given)
+        return
     if given.join:
         records = joined(given.out)
         with replacing(given.join) as temporary:

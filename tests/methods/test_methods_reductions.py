@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from apfl.methods import load_method
+from apfl.errors import InputError
+from apfl.methods import fedpcl, load_method
 from apfl.methods._stack import Stack
 from apfl.methods.fedala import _mix
 from tests.methods.head_toys import assert_same_heads, clusters, final, initial_head, one_thread, rooted, train_alone  # noqa: F401
@@ -171,6 +172,31 @@ def test_fedpcl_step_is_torchs_adam_on_the_two_losses() -> None:
         optimiser.step()
     # Adam divides by the root of a tiny second moment, which magnifies rounding.
     torch.testing.assert_close(after.state["local.base_weight"][0], weight.detach(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("tau", [0.01, 0.07, 1.0])
+def test_fedpcls_gradient_is_autograds_in_blocks_of_rows_too(monkeypatch: pytest.MonkeyPatch, tau: float) -> None:
+    """Class 3 is nobody's, class 1 has one owner; 40 rows are more than one block."""
+    monkeypatch.setattr(fedpcl, "ENTRIES", 1)
+    rng = torch.Generator().manual_seed(0)
+    counts = torch.tensor([[2, 1, 0, 0, 5], [1, 0, 3, 0, 0], [0, 0, 4, 0, 2]])
+    means = torch.nn.functional.normalize(torch.rand(3, 5, 6, generator=rng, dtype=torch.float64), dim=2)
+    means *= (counts > 0)[..., None]
+    u = torch.nn.functional.normalize(torch.rand(40, 6, generator=rng, dtype=torch.float64)).requires_grad_()
+    y = torch.tensor([0, 1, 2, 4] * 10)
+    shared = means.sum(0) / (counts > 0).sum(0).clamp_min(1)[:, None]
+    filled = torch.where((counts > 0)[..., None], means, shared)
+    known, place = [0, 1, 2, 4], torch.tensor([0, 1, 2, -1, 3])[y]
+    logits = [u @ c[known].T / tau for c in (shared, *filled)]
+    losses = [torch.nn.functional.cross_entropy(each, place, reduction="sum") for each in logits]
+    (losses[0] + sum(losses[1:]) / 3).backward()
+    got = fedpcl.Prototypes.of(means, counts).gradient(u.detach(), y, tau)
+    torch.testing.assert_close(got, u.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_fedpcl_refuses_a_temperature_whose_exponentials_overflow() -> None:
+    with pytest.raises(InputError, match="tau"):
+        load_method("fedpcl", tau=0.001)
 
 
 def test_ridge_to_global_is_least_squares_around_the_shared_head() -> None:

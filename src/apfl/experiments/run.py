@@ -239,9 +239,15 @@ def _shared_tensors(models: Sequence[Model]) -> list[str]:
 
 
 def versions() -> dict[str, str | None]:
-    """The versions a result depends on, and the commit of the source: $APFL_COMMIT, or the checkout's."""
+    """The versions a result depends on, and the commit of the source: $APFL_COMMIT, or the checkout's.
+
+    If torch was told to multiply float32 with less precision than it does by itself, that too.
+    """
     packages = {name: version(name) for name in ("apfl", "torch", "numpy", "scipy", "scikit-learn")}
-    return {"python": platform.python_version(), **packages, "git": os.environ.get("APFL_COMMIT") or _git_commit()}
+    precision = torch.get_float32_matmul_precision()
+    coarse = {} if precision == "highest" else {"float32_matmul_precision": precision}
+    commit = os.environ.get("APFL_COMMIT") or _git_commit()
+    return {"python": platform.python_version(), **packages, **coarse, "git": commit}
 
 
 def _git_commit() -> str | None:

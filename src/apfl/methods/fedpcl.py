@@ -23,9 +23,11 @@ from torch import Tensor
 
 from apfl.data.targets import Target
 from apfl.methods._stack import Stack
-from apfl.methods._step import Heads, Params, Rule, represent
+from apfl.methods._step import Heads, Params, represent
 from apfl.methods._training import State, Training
 from apfl.methods.fedas import class_means
+
+ENTRIES = 2**19  # similarities computed at a time on a CPU: two megabytes, which stay in its cache
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class FedPCL(Training):
     lr: Annotated[float, Field(gt=0)] = 1e-3  # of Adam
     adapter: Annotated[int, Field(gt=0)] = 256  # width of the projection
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
-    tau: Annotated[float, Field(gt=0)] = 0.07
+    tau: Annotated[float, Field(ge=0.01)] = 0.07  # below, exponentials would overflow
 
     personal: ClassVar[bool] = True
     unit: ClassVar[bool] = True
@@ -50,7 +52,7 @@ class FedPCL(Training):
     def advance(self, stack: Stack, state: State, t: int) -> State:
         local = state["local"]
         if t > 0:
-            local = _train(stack, local, _filled(state["prototypes"]), t)
+            local = _train(stack, local, Prototypes.of(**state["prototypes"]), t)
         means, counts = class_means(stack, local, unit=True)
         prototypes = {"means": means, "counts": counts}
         _count(stack, counts, t)
@@ -63,58 +65,77 @@ class FedPCL(Training):
         return state["local"] | {"weight": means.mT.contiguous(), "bias": bias}
 
 
-def _filled(prototypes: Params) -> tuple[Tensor, Tensor, Tensor]:
-    """Cbar (c, r), all C_i with gaps filled (K, c, r), and which classes anyone has (c,)."""
-    has = prototypes["counts"] > 0
-    holders = has.sum(0)
-    # A client's mean of a class it lacks is zero, so the sum is over the holders.
-    shared = prototypes["means"].sum(0) / holders.clamp_min(1)[:, None]
-    return shared, torch.where(has[..., None], prototypes["means"], shared), holders > 0
+@dataclass(frozen=True, eq=False)
+class Prototypes:
+    """What everyone has: Cbar, and each client's own prototypes; a class that a client lacks has Cbar's.
+
+    One column serves all clients that lack a class, so a row is compared with no prototype twice.
+    """
+
+    columns: Tensor  # (c + m, r): Cbar, then the m own ones
+    owner: Tensor  # (m,): whose they are
+    lacks: Tensor  # (K, c): 1 where a client has Cbar's prototype
+    known: Tensor  # (c, 1): 1 for a class that anyone has
+    labels: Tensor  # (c, r): Cbar^y + mean_i C_i^y, which a row of class y is drawn to
+
+    @classmethod
+    def of(cls, means: Tensor, counts: Tensor) -> Prototypes:
+        """From the clients' class means (K, c, r), zero where a client has no such rows, and their counts (K, c)."""
+        has = counts > 0
+        holders = has.sum(0)
+        shared = means.sum(0) / holders.clamp_min(1)[:, None]
+        columns = torch.cat([shared, means[has]])
+        lacks, known = (~has & (holders > 0)).to(means), (holders > 0).to(means)[:, None]
+        filled = (means.sum(0) + lacks.sum(0)[:, None] * shared) / len(means)
+        return cls(columns, has.nonzero()[:, 0], lacks, known, shared + filled)
+
+    def gradient(self, u: Tensor, y: Tensor, tau: float) -> Tensor:
+        """Of each row's loss with respect to u (n, r), rows of length 1 or 0 without a negative entry."""
+        return torch.cat([self._gradient(*own, tau) for own in zip(*self._blocks(u, y), strict=True)])
+
+    def _blocks(self, u: Tensor, y: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """On a CPU, rows whose similarities stay in the cache."""
+        entries = ENTRIES if u.device.type == "cpu" else 2**9 * ENTRIES
+        n = max(16, entries // len(self.columns))
+        return torch.split(u, n), torch.split(y, n)
+
+    def _gradient(self, u: Tensor, y: Tensor, tau: float) -> Tensor:
+        # Nothing has a negative entry, so similarities lie between 0 and 1, and no exponential overflows.
+        similar = (self.columns @ (u.T / tau)).sub_(0.5 / tau).exp_()  # (c + m, n)
+        shared, own = torch.split(similar, [len(self.known), len(self.owner)])
+        shared.mul_(self.known)
+        sums = (self.lacks @ shared).index_add_(0, self.owner, own)  # (K, n)
+        part = sums.mul_(len(sums)).reciprocal_()  # the mean over clients
+        own.mul_(part.index_select(0, self.owner))
+        shared.mul_(1 / shared.sum(0) + self.lacks.T @ part)
+        return (similar.T @ self.columns - self.labels[y]) / tau
 
 
-def _train(stack: Stack, local: Params, prototypes: tuple[Tensor, Tensor, Tensor], t: int) -> Params:
+def _train(stack: Stack, local: Params, prototypes: Prototypes, t: int) -> Params:
     setting = stack.points[0]
-    shared, filled, known = prototypes
-    columns = torch.cat([shared[None], filled]).flatten(0, 1)  # (c + K c, r): Cbar first
     out = {name: p.clone() for name, p in local.items()}
-    rule = _adam(out, setting.lr, setting.weight_decay)
+    heads = {name: p.unbind() for name, p in out.items()}  # views of `out`: Adam counts the steps of each head
+    adam = torch.optim.Adam(
+        [head for each in heads.values() for head in each], lr=setting.lr, weight_decay=setting.weight_decay,
+        fused=stack.features.device.type in ("cpu", "cuda"),
+    )  # fmt: skip
     for batch in stack.batches(stack.participants(t), stack.shuffles(t, setting.epochs)):
-        own = {name: p[batch.heads] for name, p in out.items()}
-        below = represent(own, batch.x)
+        below = represent({name: p[batch.heads] for name, p in out.items()}, batch.x)
         norm = below.norm(dim=2, keepdim=True).clamp_min(1e-12)
         u = below / norm
-        logits = (u @ columns.T / setting.tau).unflatten(2, (-1, stack.n_classes))  # (a, b, 1 + K, c)
-        residual = logits.masked_fill(~known, -math.inf).softmax(-1)
-        label = batch.y[..., None, None].expand(*residual.shape[:3], 1)
-        residual.scatter_add_(3, label, residual.new_full((1, 1, 1, 1), -1).expand(label.shape))
-        residual[:, :, 1:] /= len(filled)  # the mean over clients
-        du = residual.flatten(2) @ columns * (batch.share / setting.tau)
+        du = prototypes.gradient(u.flatten(0, 1), batch.y.flatten(), setting.tau).view_as(u) * batch.share
         gradient = (du - u * (u * du).sum(2, keepdim=True)) / norm * (below > 0)
-        ones = gradient.new_ones(1, 1, 1).expand(len(gradient), 1, gradient.shape[1])
-        for name, left in (("base_weight", batch.x.mT), ("base_bias", ones)):
-            rule(name, batch.heads, own[name], left, gradient)
-            if not isinstance(batch.heads, slice):
-                out[name][batch.heads] = own[name]
+        adam.zero_grad()  # a head without a gradient is passed over
+        _set_gradients(heads["base_weight"], batch.heads, batch.x.mT @ gradient)
+        _set_gradients(heads["base_bias"], batch.heads, gradient.sum(1, keepdim=True))
+        adam.step()
     return out
 
 
-def _adam(params: Params, lr: float, decay: float, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Rule:
-    """Adam with L2 decay; each head counts its own steps."""
-    first = {name: torch.zeros_like(p) for name, p in params.items()}
-    second = {name: torch.zeros_like(p) for name, p in params.items()}
-    steps = {name: p.new_zeros(len(p), 1, 1) for name, p in params.items()}
-
-    def rule(name: str, heads: Heads, parameter: Tensor, left: Tensor, right: Tensor) -> None:
-        gradient = torch.baddbmm(parameter, left, right, beta=decay)
-        steps[name][heads] += 1
-        t = steps[name][heads]
-        m = first[name][heads].lerp(gradient, 1 - beta1)
-        v = second[name][heads].mul(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        first[name][heads], second[name][heads] = m, v
-        root = (v / (1 - beta2**t)).sqrt_().add_(eps)
-        parameter.addcdiv_(m / (1 - beta1**t), root, value=-lr)
-
-    return rule
+def _set_gradients(heads: Sequence[Tensor], which: Heads, gradients: Tensor) -> None:
+    own = heads[which] if isinstance(which, slice) else [heads[place] for place in which.tolist()]
+    for head, gradient in zip(own, gradients, strict=True):
+        head.grad = gradient
 
 
 def _count(stack: Stack, counts: Tensor, t: int) -> None:
