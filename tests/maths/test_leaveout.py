@@ -71,7 +71,7 @@ def test_rows_in_single_precision_are_left_out_as_in_double(n, d, rank, clients)
     assert rounded.basis.dtype == torch.float32
     for one, other in zip(rounded.parts(betas, e, v), exact.parts(betas, e, v), strict=True):
         # Eigenvalues are known to a few eps of the largest; the least ridge is 32 eps of their sum.
-        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02 * float(other.abs().max()))
+        torch.testing.assert_close(one.double(), other, rtol=0.02, atol=0.02 * float(other.abs().max()))
     fitted = fit_refinement(psi, e, betas[1])
     torch.testing.assert_close(rounded.fit(psi, e, betas[1]), fitted, rtol=1e-9, atol=1e-12)
 

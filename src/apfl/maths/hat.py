@@ -68,7 +68,7 @@ class HatBasis:
         return sum(each.numel() * each.element_size() for each in held if each is not None)
 
     def parts(self, betas: Sequence[float], residual: Tensor, whitened: Tensor) -> Parts:
-        """For residuals E (..., n, c) and V (..., n, m). Each product serves all betas: U is read once for all.
+        """For residuals E (..., n, c) and V (..., n, m), in the precision of Psi. Each product serves all betas.
 
         Without columns of V there is no primary, and nothing to multiply.
         """
@@ -76,26 +76,25 @@ class HatBasis:
         basis = self._narrow
         shrink = torch.stack([self.shrink(beta) for beta in betas], -1).to(basis)
         shrunk = shrink[..., None] * (basis.mT @ residual.to(basis))[..., None, :]  # (..., r, B, c)
-        fitted = (basis @ shrunk.flatten(-2)).to(residual).view(*h.shape, residual.shape[-1])
+        fitted = (basis @ shrunk.flatten(-2)).view(*h.shape, residual.shape[-1])
         if not whitened.shape[-1]:
             return Parts(h, rest, fitted, torch.zeros_like(h))
         # diag(H C) costs n r for each beta once C U is known.
         own = whitened.to(basis)
-        moved = (own @ (own.mT @ basis)).mul_(basis) @ shrink
-        return Parts(h, rest, fitted, moved.to(residual))
+        return Parts(h, rest, fitted, (own @ (own.mT @ basis)).mul_(basis) @ shrink)
 
     def _leverages(self, betas: tuple[float, ...]) -> tuple[Tensor, Tensor]:
         """h and 1 - h, (..., n, B). They are asked for with each weight on the primary."""
         if betas not in self._known:
             shrink, keep = (torch.stack([of(beta) for beta in betas], -1) for of in (self.shrink, self.keep))
-            squares = self.basis.double().square()
-            h = squares @ shrink
+            squares = self._narrow.square() if self.system is not None else self.basis.double().square()
+            h = squares @ shrink.to(squares)
             if self.system is None:
                 # 1 - h as a sum of positive terms: subtracting h from 1 cancels at small beta.
                 rest = squares @ keep + (1 - squares.sum(-1)).clamp_min(0)[..., None]
             else:  # columns of small eigenvalues are rounded coarsely, and have little part in h alone
-                rest = (1 - h).maximum(keep.amin(-2, keepdim=True))
-            self._known[betas] = h, rest
+                rest = (1 - h).maximum(keep.amin(-2, keepdim=True).to(h))
+            self._known[betas] = h.to(self._narrow), rest.to(self._narrow)
         return self._known[betas]
 
     @cached_property

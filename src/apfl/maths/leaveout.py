@@ -286,9 +286,10 @@ class LeftOut:
 
     def _leave_rows(self, betas: Sequence[float]) -> Tensor:
         h, rest, fitted, moved = self.hat.parts(betas, self.residual, self.whitened)
-        moved -= h * self._own_hat[..., None]  # the sum over j != i of H_ij C_ji
-        own = moved / (1 - self.leverage)[..., None] - h  # of the row's own residual: H_ii leaves, C_ji comes
-        left = fitted.addcmul_(own[..., None], self.residual[..., None, :]).div_(rest[..., None])
+        q, most, residual = (each.to(fitted) for each in (self._own_hat, self.leverage, self.residual))
+        moved -= h * q[..., None]  # the sum over j != i of H_ij C_ji
+        own = moved / (1 - most)[..., None] - h  # of the row's own residual: H_ii leaves, C_ji comes
+        left = fitted.addcmul_(own[..., None], residual[..., None, :]).div_(rest[..., None])
         return left.movedim(-2, 0)
 
     @cached_property

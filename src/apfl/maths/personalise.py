@@ -253,9 +253,9 @@ def personalise(
         made: list[tuple[int, Personal]] = []
         for ks, rows in memory.take(bucket):
             own = [plans[k] for k in ks]
-            weights = (
-                own_weights(rows, sketched, own, smoothing) if choice.weight == "auto" else [p.weight for p in own]
-            )
+            weights = [plan.weight for plan in own]
+            if any(_may_object(left_out[k], plans[k], tried) for k in ks if choice.weight == "auto"):
+                weights = own_weights(rows, sketched, own, smoothing)
             settings = [plan.settings[weight] for plan, weight in zip(own, weights, strict=True)]
             if fit:
                 made += zip(ks, refine_each(rows, primary.shared, settings, smoothing, weights), strict=True)
@@ -443,6 +443,12 @@ def _summed(left_out: Sequence[LeftOutHits]) -> dict[float, Tensor]:
     return {w: summed(own.tables[w] for own in left_out) for w in left_out[0].tables}
 
 
+def _may_object(own: LeftOutHits, plan: Plan, tried: Grid) -> bool:
+    """Whether a client's rows could choose another weight: mostly its tables, which are there, already say no."""
+    hits = {w: float(own.tables[w][tried.index(setting)]) for w, setting in plan.settings.items()}
+    return max(hits.values()) > hits[plan.weight] + 1
+
+
 def own_weight(rows: Rows, shared: Shared, plan: Plan, smoothing: float) -> float:
     """`own_weights` of one client."""
     (weight,) = own_weights(rows, shared, [plan], smoothing)
@@ -469,10 +475,16 @@ def own_weights(rows: Rows, shared: Shared, plans: Sequence[Plan], smoothing: fl
 def _gains(scores: LeftOutScores, labels: Tensor, worth: Tensor, plan: Plan) -> Tensor:
     """By how much each weight beats the plan's, and the variance of that: (2, weights)."""
     worth = worth.double() * scores.judged
-    right = torch.stack([scores.at(setting, w).argmax(1) == labels for w, setting in plan.settings.items()])
+    right = torch.stack([_leads(scores.at(setting, w), labels) for w, setting in plan.settings.items()])
     usual = right[list(plan.settings).index(plan.weight)]
     gains = (worth * right).sum(1) - (worth * usual).sum()
     return torch.stack([gains, (worth.square() * (right != usual)).sum(1)])
+
+
+def _leads(scores: Tensor, labels: Tensor) -> Tensor:
+    """Whether a row's own class is above all others, bool (n,): as in tables of hits a tie is none."""
+    own = scores.gather(1, labels[:, None])
+    return (scores >= own).sum(1) == 1
 
 
 def _clear_weight(gains: Sequence[float], variances: Sequence[float], plan: Plan) -> float:
