@@ -8,6 +8,7 @@ Processor seconds on one thread. The rates are measured in the same process, jus
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import subprocess
 import sys
@@ -35,6 +36,7 @@ class Meter:
 
     def __call__(self, party: str, work: Callable[[], Any]) -> tuple[float, Any]:
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # memory that is free counts as not held
         Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
         held, start = _status("VmRSS"), time.process_time()
         made = work()
@@ -83,6 +85,11 @@ def one(size: Size, folder: Path) -> None:
             seconds, table = meter("site", lambda site=site, data=data: site.table(agreement, data))
             found["site: personal model"] += seconds / size.clients
             server.table(table, site.name)
+        choice = server.choose()
+        for site in sites:
+            data = server.deliver(site.name)
+            seconds, _ = meter("site", lambda site=site, data=data: site.refine(agreement, data, choice))
+            found["site: personal model"] += seconds / size.clients
     for name, seconds in found.items():
         if seconds:
             ratio = told[name] / seconds

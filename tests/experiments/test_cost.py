@@ -53,7 +53,7 @@ def test_growth():
     assert 3.8 < wide.traffic.up["statistics"][0] / small.traffic.up["statistics"][0] < 4
     crowd = cost(Size(40_000, 256, 10, 1000, 1024), LANDMARKS)
     assert crowd.server_memory == small.server_memory
-    rates = Rates(1e9, 1e9, 1e9, 1e9, 1e9)
+    rates = Rates(1e9, 1e9, 1e9, 1e9, 1e9, 1e9)
     one, other = (each.seconds(rates, 100.0) for each in (small, crowd))
     assert other["server: contributions"] == pytest.approx(100 * one["server: contributions"])
     assert other["server: publication"] == one["server: publication"]

@@ -16,10 +16,13 @@ from typing import Any
 import torch
 
 from apfl.errors import InputError
+from apfl.maths.gcv import EIGEN_WIDTH
+from apfl.maths.hat import CLEAR
 from apfl.maths.integers import statistics_layout
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, kernel
 from apfl.maths.memory import INTERPRETER, of_run, of_server, of_site
 from apfl.maths.normalise import needs_moments
+from apfl.maths.personalise import width_for
 from apfl.maths.pilot import BITS, CANDIDATES, PilotBytes, n_points, pilot_bytes
 from apfl.maths.ridge import squared
 from apfl.maths.spread_encoding import SpreadEncoding
@@ -38,9 +41,13 @@ from apfl.methods.apfl import APFL
 __all__ = ["Cost", "Rates", "Size", "cost", "measured_rates", "traffic"]
 
 WIDEST = 2048  # whose rates are measured
-ROW = 4000  # entries of a kernel that take as long as the fingerprint of a row, which is kept at the site
-# Copies, packing, hashes and files beside the operations that are counted; from one measured setting (d = 1024).
-BESIDE = {"statistics": 1.43, "model": 1.16, "contributions": 1.43, "publication": 1.18}
+LEAST = 0.01  # the least beta that is tried, over the mean squared length of a row
+# From measured settings (docs/benchmarks.md): what takes as long as so many entries of a kernel, the fingerprint of a
+# row, a normal variate, the hits of a row, class and beta; copies, packing and hashes beside what is counted; seconds of
+# files and messages.
+ROW, DRAWN, HITS = 4000, 6, 4
+BESIDE = {"statistics": 1.12, "model": 1.16, "contributions": 1.05, "publication": 1.18}
+HANDLED = {"statistics": 0.003, "model": 0.02, "contributions": 0.003, "publication": 0.006}
 Operations = Mapping[str, float]  # kind -> how many
 
 
@@ -68,12 +75,16 @@ class Size:
 
 @dataclass(frozen=True)
 class Rates:
-    """Operations a second on this machine: products in single and double precision, factorisations, kernel entries."""
+    """Operations a second on this machine: products, factorisations, decompositions, kernel entries.
+
+    Those of rows are in single precision, those of sums in double.
+    """
 
     single: float
     double: float
     cholesky: float
     eigen: float
+    eigen_single: float
     kernel: float
 
     def seconds(self, operations: Operations) -> float:
@@ -110,10 +121,11 @@ class Cost:
         """Of a site, of the server, and of the server's line if all sites use it one after the other."""
         clients = self.size.clients
         return {
-            "site: statistics": BESIDE["statistics"] * rates.seconds(self.statistics),
-            "site: personal model": BESIDE["model"] * rates.seconds(self.model),
-            "server: contributions": clients * BESIDE["contributions"] * rates.seconds(self.contribution),
-            "server: publication": BESIDE["publication"] * rates.seconds(self.publication),
+            "site: statistics": HANDLED["statistics"] + BESIDE["statistics"] * rates.seconds(self.statistics),
+            "site: personal model": HANDLED["model"] + BESIDE["model"] * rates.seconds(self.model),
+            "server: contributions": clients
+            * (HANDLED["contributions"] + BESIDE["contributions"] * rates.seconds(self.contribution)),
+            "server: publication": HANDLED["publication"] + BESIDE["publication"] * rates.seconds(self.publication),
             "network, one site": 8e-6 * (self.up + self.down) / megabits,
             "network, server": 8e-6 * clients * (self.up + self.down) / megabits,
         }
@@ -132,7 +144,7 @@ def cost(size: Size, method: APFL | None = None) -> Cost:
     return Cost(
         size, d, traffic(size, method, d), INTERPRETER + of_site(d, n, c), INTERPRETER + of_server(d, c),
         INTERPRETER + of_run(d, size.rows, 1), _statistics(size, d, method.map == "landmarks"),
-        _model(size, d), _check(d, c, _leading(d)), _publication(d, c, method),
+        _model(size, d, method), _check(d, c, _leading(d)), _publication(d, c, method),
     )  # fmt: skip
 
 
@@ -208,20 +220,53 @@ def _check(d: int, c: int, r: int) -> Operations:
     return {"double": 2 * d**2 * c + 2 * d * r**2, "cholesky": 2 * d**3 / 3, "kernel": 8 * d**2}
 
 
-def _model(size: Size, d: int) -> Operations:
-    n, c = size.own, size.classes
-    m, betas, sketch = min(n, d), 7, 128
-    basis = 2 * n * m * d if n > d else 0  # U from the d x d product
-    return {
-        "single": n * d * m + 2 * n * d * (c + sketch),
-        "double": basis + 2 * n * m * (c + sketch) + betas * 2 * n * m * c,
-        "eigen": 9 * m**3,
-        "kernel": 60 * n * c,
+def _model(size: Size, d: int, method: APFL) -> Operations:
+    """The table of left-out hits; the comparison with going alone, on a map of the site's own; the refinement."""
+    n, features, c = size.own, size.features, size.classes
+    m, betas, weights = min(n, d), len(method.choice.grid(1.0).betas), len(method.choice.weights)
+    landmarks = method.map == "landmarks"
+    alone = min(d, width_for(n, features))
+    each = [_decomposed(n, d, LEAST), _decomposed(n, d, 1.0), _decomposed(n, alone, LEAST)]
+    decomposed = {
+        kind: sum(own.get(kind, 0.0) for own in each) for kind in ("single", "double", "eigen", "eigen_single")
     }
+    left_out = _left_out(n, d, c, weights * betas, method.sketch) + _left_out(n, d, c, weights, method.sketch)
+    mapped = 2 * _mapped(n, features, d, landmarks) + _mapped(n, features, alone, landmarks)
+    drawn = alone**2 + DRAWN * alone * features  # the site's own landmarks
+    return {
+        "single": decomposed["single"] + mapped + left_out + _left_out(n, alone, c, betas, 0),
+        "double": decomposed["double"] + 2 * m**2 * c + d**2 * c + 2 * alone**2 * features * landmarks,
+        "cholesky": (m**3 + min(n, alone) ** 3 + (d**3 + alone**3) * landmarks) / 3,
+        "kernel": n * (2 * m + min(n, alone)) + HITS * n * c * (weights * betas + betas)
+        + landmarks * (2 * n * d + n * alone + drawn),
+        "eigen": decomposed["eigen"], "eigen_single": decomposed["eigen_single"],
+    }  # fmt: skip
+
+
+def _mapped(n: int, features: int, d: int, landmarks: bool) -> float:
+    return 2 * n * features * d + (n * d**2 if landmarks else 0)
+
+
+def _decomposed(n: int, d: int, least: float) -> Operations:
+    """The smaller product of rows with itself, its eigenvectors, and U, if it comes from the d x d product.
+
+    In single precision if the least beta, over the mean squared length of a row, stands clear of its rounding.
+    """
+    m, gram, basis = min(n, d), n * d * min(n, d), 2 * n * d**2 if n >= d else 0
+    if CLEAR * torch.finfo(torch.float32).eps * n <= least:
+        return {"single": gram + basis, "eigen_single": 9 * m**3}
+    return {"single": gram, "double": basis, "eigen": 9 * m**3}
+
+
+def _left_out(n: int, d: int, c: int, settings: int, sketch: int) -> float:
+    """Left-out scores with so many betas, over all weights on the primary."""
+    m = min(n, d)
+    return 2 * n * d * (c + sketch) + 2 * n * m * c + settings * 2 * n * m * c + 4 * n * m * sketch
 
 
 def _publication(d: int, c: int, method: APFL) -> Operations:
-    gamma = 9 / 2 * d**3 if method.gamma == "auto" else 0.0  # a tridiagonal form, half of a decomposition
+    """gamma from half of a decomposition, or from a band form, which takes two thirds of that."""
+    gamma = (9 / 2 if d <= EIGEN_WIDTH else 3) * d**3 if method.gamma == "auto" else 0.0
     r = _leading(d)
     turned = 6 * d**2 * r if method.map == "landmarks" else 0.0
     return {
@@ -233,7 +278,7 @@ def _publication(d: int, c: int, method: APFL) -> Operations:
 
 
 def measured_rates(size: int = 1024, clock: Callable[[], float] = time.perf_counter) -> Rates:
-    """This machine's rates by this clock, from operations of this width: about a second up to 1024.
+    """This machine's rates by this clock, from operations of this width: about a second up to 1024, then three.
 
     Small matrices are factorised at a fraction of the rate of large ones; beyond `WIDEST` they are alike.
     """
@@ -251,6 +296,7 @@ def measured_rates(size: int = 1024, clock: Callable[[], float] = time.perf_coun
         double=rate(size**3, lambda: squared(rows)),
         cholesky=rate(size**3 / 3, lambda: torch.linalg.cholesky(system)),
         eigen=rate(9 * len(small) ** 3, lambda: torch.linalg.eigh(small)),
+        eigen_single=rate(9 * size**3, lambda: torch.linalg.eigh(system.float())),
         kernel=rate(size**2, lambda: kernel(unit[:, :1].float(), unit[:, :1].float())),
     )
 
@@ -259,7 +305,8 @@ def _rate(operations: float, work: Callable[[], Any], clock: Callable[[], float]
     start = clock()
     work()
     best = math.inf
-    for _ in range(5 if clock() - start < 0.1 else 2):
+    first = clock() - start
+    for _ in range(5 if first < 0.1 else 2 if first < 0.5 else 1):
         start = clock()
         work()
         best = min(best, clock() - start)

@@ -18,12 +18,12 @@ from apfl.federate.messages import Broadcast
 from apfl.federate.terms import Terms
 from apfl.maths.alone import Comparison, go_alone, own_way
 from apfl.maths.centred import CentredMap
-from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, LandmarkMap, spread
+from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, LandmarkMap, draw_points, landmark_map, spread
 from apfl.maths.leaveout import leaving
 from apfl.maths.maps import FeatureMap
 from apfl.maths.normalise import Normaliser, described, needs_moments, normaliser
 from apfl.maths.personalise import Plan, Rows, Setting, Shared, leave_out, refine, width_for
-from apfl.methods._streams import Map, draw_landmarks
+from apfl.methods._streams import Map
 from apfl.models.dual_stream import DualStream
 from apfl.models.landmark import LandmarkModel
 
@@ -86,7 +86,8 @@ def _own_landmarks(terms: Terms, own: Normaliser, features: Tensor) -> LandmarkM
     z = own(features)
     n, n_in = z.shape
     d = min(terms.width, width_for(n, n_in))
-    return draw_landmarks(d, terms.seed, spread(z, full=n >= ROWS_FOR_EACH_COLUMN * n_in), features)[0]
+    points = draw_points(d, 2 * terms.seed, spread(z, full=n >= ROWS_FOR_EACH_COLUMN * n_in))
+    return landmark_map(points.to(features.device))
 
 
 def _two_streams(

@@ -25,10 +25,10 @@ from apfl.errors import InputError, not_finite
 from apfl.maths.ridge import gram
 from apfl.maths.triangular import inverse
 
-__all__ = ["Hat", "HatBasis", "HatFactors", "Parts", "fit_refinement", "hat_basis", "hat_of"]
+__all__ = ["CLEAR", "Hat", "HatBasis", "HatFactors", "Parts", "fit_refinement", "hat_basis", "hat_of"]
 
 _ENTRIES = 2**28  # of the systems that are factorised at once
-_CLEAR = 32  # times the rounding of all eigenvalues, or of the longest column: the least ridge and length to be trusted
+CLEAR = 32  # times the rounding of all eigenvalues, or of the longest column: the least ridge and length to be trusted
 Ridge = float | Tensor  # one beta, or one for each client (b,)
 
 
@@ -191,7 +191,7 @@ def hat_basis(psi: Tensor, least: float = 0.0) -> HatBasis:
 def _rounding(system: Tensor) -> float:
     """More than eigenvalues in single precision may be wrong by: none is larger than the trace."""
     trace = system.diagonal(dim1=-2, dim2=-1).sum(-1).max()
-    return _CLEAR * torch.finfo(torch.float32).eps * float(trace)
+    return CLEAR * torch.finfo(torch.float32).eps * float(trace)
 
 
 def _in_single(psi: Tensor, system: Tensor) -> HatBasis:
@@ -201,7 +201,7 @@ def _in_single(psi: Tensor, system: Tensor) -> HatBasis:
         return HatBasis(vectors, values.clamp_min(0).double(), None, True, system)
     columns = psi @ vectors
     lengths = columns.norm(dim=-2)
-    real = lengths > _CLEAR * torch.finfo(torch.float32).eps * lengths.amax(-1, keepdim=True)
+    real = lengths > CLEAR * torch.finfo(torch.float32).eps * lengths.amax(-1, keepdim=True)
     columns.mul_((real / torch.where(real, lengths, 1.0))[..., None, :])
     return HatBasis(columns, (lengths * real).double().square(), None, True, system)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 __all__ = ["INTERPRETER", "of_run", "of_server", "of_site"]
 
 INTERPRETER = 500_000_000  # Python with torch
-# Of a site, from three measured settings; of a server: the sum, the system, its factor, its band form and room to work.
-SITE_SQUARES, SITE_MAPPED, SERVER_SQUARES = 5, 4, 5
+# From eight measured settings; the server holds the sum, the system, its factor, its band form and room to work.
+SITE_SQUARES, SITE_MAPPED, SERVER_SQUARES = 5, 5, 8
+FIRST_USE, MOST_FIRST = 24_000, 16_000_000  # bytes a column that libraries take when first used, to that many
 
 
 def of_run(width: int, n_rows: int, workers: int) -> int:
@@ -22,12 +23,17 @@ def of_run(width: int, n_rows: int, workers: int) -> int:
 
 def of_site(width: int, n_rows: int, n_classes: int) -> int:
     """One site between machines, without the interpreter: squares, its mapped rows, and what it sends, twice."""
-    return 8 * (SITE_SQUARES * width**2 + SITE_MAPPED * n_rows * width) + 2 * _sent(width, n_classes)
+    held = 8 * (SITE_SQUARES * width**2 + SITE_MAPPED * n_rows * width)
+    return held + 2 * _sent(width, n_classes) + _first_use(width) // 2
 
 
 def of_server(width: int, n_classes: int) -> int:
     """The server, without the interpreter; it does not grow with the number of sites."""
-    return 2 * _sent(width, n_classes) + 8 * SERVER_SQUARES * width**2
+    return 2 * _sent(width, n_classes) + 8 * SERVER_SQUARES * width**2 + _first_use(width)
+
+
+def _first_use(width: int) -> int:
+    return min(FIRST_USE * width, MOST_FIRST)
 
 
 def _sent(width: int, n_classes: int) -> int:
