@@ -1,0 +1,236 @@
+"""Weights of rows in `APFLRegressor`, and in `APFLClassifier` with several labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import make_friedman1, make_multilabel_classification
+from sklearn.linear_model import Ridge
+from sklearn.utils.estimator_checks import check_sample_weight_equivalence_on_dense_data
+
+from apfl import APFLClassifier, APFLRegressor, InputError
+from apfl.data.targets import Scale
+from apfl.maths.regression import choose, fit_client, number_statistics, shares, solve, squared
+from apfl.maths.ridge import total
+from apfl.maths.ridge_cv import plain_ridge
+from apfl.methods._numbers import NumberRows, _block, labelled, merged, thresholds_of
+
+GIVEN = {"map": "linear", "gamma": 2.0, "beta": 3.0, "weight": 1.0, "balance": 0.5}
+SETTINGS = [{}, GIVEN, {"map": "landmarks", "width": 24}, {"map": "both", "width": 24, "gamma": 0.1}]
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    X, y = make_friedman1(120, n_features=6, noise=1.0, random_state=0)
+    Y = np.column_stack([y, y[::-1] + X[:, 0]])
+    site = np.array(["north", "south"])[np.arange(120) % 2]
+    return 3 + 2 * X, Y, site, np.random.default_rng(0).integers(0, 4, 120)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_scikit_learns_equivalence_of_weights_and_repeated_rows_holds(settings):
+    check_sample_weight_equivalence_on_dense_data("APFLRegressor", APFLRegressor(**settings))
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_row_of_weight_two_is_a_row_given_twice_and_one_without_weight_is_absent(rows, settings, grouped):
+    X, Y, site, weights = rows
+    twice, groups = np.repeat(np.arange(120), weights), np.arange(120) // 3
+    one = APFLRegressor(**settings).fit(X, Y, site, groups if grouped else None, sample_weight=weights)
+    other = APFLRegressor(**settings).fit(X[twice], Y[twice], site[twice], groups[twice] if grouped else None)
+    blind = APFLRegressor(**settings).fit(X, Y, site, groups if grouped else None)
+    np.testing.assert_allclose(one.predict(X, site), other.predict(X, site), atol=1e-9)
+    assert one.chosen_["left_out_r2"] == pytest.approx(other.chosen_["left_out_r2"], abs=1e-9)
+    assert abs(one.predict(X, site) - blind.predict(X, site)).max() > 0.1
+
+
+def test_a_row_of_weight_two_is_a_row_given_twice_to_the_normal_equations_too(rows):
+    """The route without merging: fixed settings, and sums of the repeated rows themselves."""
+    X, Y, _, weights = rows
+    scale = Scale.of(torch.from_numpy(Y))
+    twice = np.repeat(np.arange(120), weights)
+    here = weights > 0
+
+    def fitted(places: np.ndarray, own: np.ndarray | None) -> torch.Tensor:
+        given = None if own is None else torch.from_numpy(own.astype(float))
+        block = _block(torch.sin, NumberRows(torch.from_numpy(X[places]), scale.apply(torch.from_numpy(Y[places])),
+                                             weights=given))  # fmt: skip
+        return fit_client(block, solve(number_statistics(block.phi, block.targets), 0.7), (0.8, 0.3, 0.9))
+
+    np.testing.assert_allclose(fitted(np.flatnonzero(here), weights[here]), fitted(twice, None), atol=1e-9)
+
+
+def test_the_primary_is_the_central_weighted_ridge(rows):
+    """On features standardised by weighted moments, beside scikit-learn's ridge: a constant column is penalised too."""
+    X, Y, site, weights = rows
+    weights = weights + 0.25
+    model = APFLRegressor(**GIVEN | {"balance": 0.0}).fit(X, Y, site, sample_weight=weights)
+
+    def standard(rows: np.ndarray) -> np.ndarray:
+        mean = np.average(rows, axis=0, weights=weights)
+        return (rows - mean) / np.sqrt(np.average((rows - mean) ** 2, axis=0, weights=weights))
+
+    phi = np.column_stack([np.ones(120), standard(X) / np.sqrt(6)])
+    ridge = Ridge(2.0, fit_intercept=False).fit(phi, standard(Y), sample_weight=weights)
+    level, spread = np.average(Y, axis=0, weights=weights), (Y - np.average(Y, axis=0, weights=weights))
+    found = (model.predict(X, site) - level) / np.sqrt(np.average(spread**2, axis=0, weights=weights))
+    np.testing.assert_allclose(found, ridge.predict(phi), atol=1e-9)
+
+
+@pytest.mark.parametrize("setting", [(1.0, 0.5, 0.0), (1.0, 0.5, 0.75), (0.0, 2.0, 1.0), (0.4, 0.5, 1.0)])
+def test_left_out_errors_are_those_of_refitting_times_the_weight(setting):
+    rng = np.random.default_rng(1)
+    clients = [
+        NumberRows(
+            torch.from_numpy(rng.normal(size=(n, 6))), torch.from_numpy(rng.normal(size=(n, 2))),
+            weights=torch.from_numpy(rng.exponential(size=n) + 0.1),
+        )
+        for n in (30, 20)
+    ]  # fmt: skip
+    parts = [_block(lambda features: features, own) for own in clients]
+    summed = total(number_statistics(b.phi, b.targets) for b in parts)
+    errors = squared(choose(parts, solve(summed, 0.7), setting).residuals[1][0])
+    own, weights = clients[1], clients[1].weights
+    weight, beta, balance = setting
+    everyone = np.concatenate([each.weights for each in clients])
+    for row in (0, 7, 19):
+        phi, y = (np.concatenate([getattr(each, name) for each in clients]) for name in ("features", "targets"))
+        kept, mine = np.arange(50) != 30 + row, np.arange(20) != row
+        shared = Ridge(0.7, fit_intercept=False).fit(phi[kept], y[kept], sample_weight=everyone[kept]).coef_.T
+        left = own.targets.numpy() - weight * own.features.numpy() @ shared
+        refined = Ridge(beta, fit_intercept=False).fit(
+            own.features.numpy()[mine], left[mine], sample_weight=weights.numpy()[mine]
+        )
+        error = left[row] - balance * own.features.numpy()[row] @ refined.coef_.T
+        assert float(errors[row]) == pytest.approx(float(weights[row]) * float(error @ error), abs=1e-8)
+
+
+def test_a_plain_ridge_with_weights_is_that_of_scikit_learn_and_its_left_out_errors_those_of_refitting():
+    rng = np.random.default_rng(3)
+    X, y, weights = 5 + rng.normal(size=(40, 5)), rng.normal(size=(40, 2)), rng.exponential(size=40) + 0.1
+    mean = np.average(X, axis=0, weights=weights)
+    Z = (X - mean) / np.sqrt(np.average((X - mean) ** 2, axis=0, weights=weights))
+    given = [torch.from_numpy(each) for each in (X, y)]
+    groups = torch.arange(40) // 3
+    for ridge in (0.1, 30.0):
+        alone, together = (
+            plain_ridge(*given, own, [ridge], weights=torch.from_numpy(weights)) for own in (None, groups)
+        )
+        shares_of_rows = weights / weights.mean()
+        expected = Ridge(ridge).fit(Z, y, sample_weight=shares_of_rows).predict(Z)
+        np.testing.assert_allclose(X @ alone.weights.numpy() + alone.intercept.numpy(), expected, atol=1e-9)
+        for left, kept in ((alone.left_out, np.arange(40) != 4), (together.left_out, np.arange(40) // 3 != 2)):
+            refitted = Ridge(ridge).fit(Z[kept], y[kept], sample_weight=shares_of_rows[kept])
+            np.testing.assert_allclose(left[~kept], (y - refitted.predict(Z))[~kept], atol=1e-8)
+
+
+@pytest.mark.parametrize("times", [1.0, 7.0, 0.01])
+def test_equal_weights_are_no_weights_and_only_ratios_matter(rows, times):
+    X, Y, site, weights = rows
+    none = APFLRegressor().fit(X, Y, site)
+    equal = APFLRegressor().fit(X, Y, site, sample_weight=np.full(120, times))
+    np.testing.assert_allclose(equal.predict(X, site), none.predict(X, site), atol=1e-9)
+    weighted, scaled = (APFLRegressor().fit(X, Y, site, sample_weight=t * (weights + 0.5)) for t in (1.0, times))
+    np.testing.assert_allclose(scaled.predict(X, site), weighted.predict(X, site), atol=1e-9)
+    given = APFLRegressor(**GIVEN).fit(X, Y, site, sample_weight=times * (weights + 0.5))
+    ridges = {"gamma": 2.0 / times, "beta": 3.0 / times}
+    less = APFLRegressor(**GIVEN | ridges).fit(X, Y, site, sample_weight=weights + 0.5)
+    np.testing.assert_allclose(given.predict(X, site), less.predict(X, site), atol=1e-9)
+
+
+def test_a_client_whose_rows_weigh_nothing_is_absent_and_order_does_not_matter(rows):
+    X, Y, site, weights = rows
+    north = site == "north"
+    with_one = APFLRegressor().fit(X, Y, site, sample_weight=(weights + 1) * north)
+    assert with_one.clients_ == ["north"]
+    order = np.random.default_rng(0).permutation(120)
+    fits = [APFLRegressor().fit(X[p], Y[p], site[p], sample_weight=weights[p] + 0.5) for p in (slice(None), order)]
+    np.testing.assert_allclose(fits[0].predict(X, site), fits[1].predict(X, site), atol=1e-9)
+
+
+def test_rows_that_weigh_little_do_not_lead_astray():
+    X, y = make_friedman1(400, noise=0.5, random_state=1)
+    site, odd, train = np.arange(400) % 2, np.arange(400) % 3 == 0, np.arange(400) < 300
+    wrong = np.where(odd, 40 - y, y)
+
+    def r2(weights: np.ndarray) -> float:
+        model = APFLRegressor().fit(X[train], wrong[train], site[train], sample_weight=weights[train])
+        return model.score(X[~train], y[~train], site[~train])
+
+    blind, aware, without = (r2(np.where(odd, weight, 1.0)) for weight in (1.0, 0.01, 0.0))
+    assert aware > blind + 0.2
+    assert aware == pytest.approx(without, abs=0.05)
+
+
+def test_copies_are_merged_and_keep_their_groups():
+    features = torch.tensor([[1.0], [2.0], [1.0], [3.0], [1.0]]).double()
+    same = torch.tensor([[1.0], [5.0], [1.0], [2.0], [1.0]]).double()
+    found = merged(NumberRows(features, same, None, torch.tensor([1.0, 1.0, 2.0, 1.0, 0.5]).double()))
+    assert sorted(zip(found.features[:, 0].tolist(), found.weights.tolist(), strict=True)) == [(1, 3.5), (2, 1), (3, 1)]
+    assert found.groups is None
+    grouped = merged(NumberRows(features, same, torch.tensor([7, 7, 8, 8, 9])))
+    assert len(torch.unique(grouped.groups)) == 1  # copies join the groups that hold them
+    distinct = NumberRows(features[:2], same[:2])
+    assert merged(distinct) is distinct
+
+
+# ------------------------------------------------------------------------------------------------ several labels
+
+
+@pytest.fixture(scope="module")
+def labels() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    X, Y = make_multilabel_classification(160, 8, n_classes=3, random_state=1)
+    X = X + np.random.default_rng(2).normal(size=X.shape)  # counts repeat each other, and would not be copies
+    return X, Y, np.arange(160) % 2, np.random.default_rng(0).integers(0, 4, 160)
+
+
+def test_labels_of_weight_two_are_labels_given_twice(labels):
+    X, Y, site, weights = labels
+    twice = np.repeat(np.arange(160), weights)
+    one = APFLClassifier().fit(X, Y, clients=site, sample_weight=weights)
+    other = APFLClassifier().fit(X[twice], Y[twice], clients=site[twice])
+    np.testing.assert_allclose(one.decision_function(X, site), other.decision_function(X, site), atol=1e-9)
+    assert one.chosen_["thresholds"] == other.chosen_["thresholds"]
+    blind = APFLClassifier().fit(X, Y, clients=site)
+    assert abs(one.decision_function(X, site) - blind.decision_function(X, site)).max() > 0.01
+    ones = APFLClassifier().fit(X, Y, clients=site, sample_weight=np.ones(160))
+    np.testing.assert_array_equal(ones.decision_function(X, site), blind.decision_function(X, site))
+
+
+def test_thresholds_have_the_highest_weighted_f1():
+    rng = np.random.default_rng(0)
+    scores, held = rng.random((60, 2)), torch.from_numpy((rng.random((60, 2)) < 0.4).astype(float))
+    scores[3] = np.nan
+    weights = rng.integers(1, 5, 60)
+    twice = np.repeat(np.arange(60), weights)
+    told = labelled(torch.from_numpy(scores), held, torch.from_numpy(weights.astype(float)))
+    repeated = labelled(torch.from_numpy(scores[twice]), held[twice])
+    for one, other in ((told.given, repeated.given), (told.right, repeated.right), (told.held, repeated.held)):
+        np.testing.assert_allclose(one, other.double(), atol=1e-9)
+    np.testing.assert_array_equal(thresholds_of(told), thresholds_of(repeated))
+    little = labelled(torch.from_numpy(scores), held, torch.from_numpy(1e-3 * weights))
+    np.testing.assert_array_equal(thresholds_of(little), thresholds_of(told))
+
+
+def test_errors_that_weigh_are_shared_by_their_ratios():
+    errors = torch.rand(2, 50, dtype=torch.float64)
+    np.testing.assert_allclose(shares([1000 * errors], 0), shares([errors], 0), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ([1.0, -1.0], "sample weights from -1 to 1 given"),
+        ([0.0, 0.0], "not all may be zero"),
+        ([1e-20, 1e-20], "mean of 1e-20 given"),
+        ([1.0], r"sample_weight of shape \(1,\) given for 2 rows"),
+        (["a", "b"], "give one number for each row"),
+    ],
+)
+def test_bad_weights_are_refused(weights, reason):
+    with pytest.raises(InputError, match=reason):
+        APFLRegressor().fit([[0.0, 1.0], [1.0, 0.0]], [0.5, 1.0], sample_weight=weights)
+    with pytest.raises(InputError, match=reason):
+        APFLClassifier().fit([[0.0, 1.0], [1.0, 0.0]], [[0, 1], [1, 1]], sample_weight=weights)
