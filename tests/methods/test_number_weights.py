@@ -10,11 +10,12 @@ from sklearn.linear_model import Ridge
 from sklearn.utils.estimator_checks import check_sample_weight_equivalence_on_dense_data
 
 from apfl import APFLClassifier, APFLRegressor, InputError
-from apfl.data.targets import Scale
-from apfl.maths.regression import choose, fit_client, number_statistics, shares, solve, squared
+from apfl.maths.landmarks import spread
+from apfl.maths.normalise import moments
+from apfl.maths.regression import choose, number_statistics, shares, solve, squared
 from apfl.maths.ridge import total
 from apfl.maths.ridge_cv import plain_ridge
-from apfl.methods._numbers import NumberRows, _block, labelled, merged, thresholds_of
+from apfl.methods._numbers import Asked, NumberRows, _block, fit_numbers, labelled, merged, thresholds_of
 
 GIVEN = {"map": "linear", "gamma": 2.0, "beta": 3.0, "weight": 1.0, "balance": 0.5}
 SETTINGS = [{}, GIVEN, {"map": "landmarks", "width": 24}, {"map": "both", "width": 24, "gamma": 0.1}]
@@ -46,20 +47,37 @@ def test_a_row_of_weight_two_is_a_row_given_twice_and_one_without_weight_is_abse
     assert abs(one.predict(X, site) - blind.predict(X, site)).max() > 0.1
 
 
-def test_a_row_of_weight_two_is_a_row_given_twice_to_the_normal_equations_too(rows):
-    """The route without merging: fixed settings, and sums of the repeated rows themselves."""
-    X, Y, _, weights = rows
-    scale = Scale.of(torch.from_numpy(Y))
-    twice = np.repeat(np.arange(120), weights)
-    here = weights > 0
+@pytest.mark.parametrize("kind", ["linear", "landmarks", "both"])
+def test_sums_of_weighted_rows_are_those_of_repeated_rows(rows, kind):
+    """The route without merging."""
+    X, Y, site, weights = rows
+    asked = Asked((kind,), 24, gamma=0.7, weight=0.8, beta=0.3, balance=0.9)
+    clients, repeated = [], []
+    for name in ("north", "south"):
+        own = (site == name) & (weights > 0)
+        given, times = [torch.from_numpy(each[own]) for each in (X, Y)], torch.from_numpy(weights[own])
+        clients.append(NumberRows(*given, weights=times.double()))
+        repeated.append(NumberRows(*(each.repeat_interleave(times, 0) for each in given)))
+    one, other = (fit_numbers(each, asked, 0) for each in (clients, repeated))
+    new, atol = torch.from_numpy(X), 1e-9 if kind == "linear" else 1e-6  # landmarks amplify the rounding of moments
+    for k in (0, 1):
+        found, expected = (
+            each.model(own[k], each.own[k]).scores(new) for each, own in ((one, clients), (other, repeated))
+        )
+        np.testing.assert_allclose(found, expected, atol=atol)
 
-    def fitted(places: np.ndarray, own: np.ndarray | None) -> torch.Tensor:
-        given = None if own is None else torch.from_numpy(own.astype(float))
-        block = _block(torch.sin, NumberRows(torch.from_numpy(X[places]), scale.apply(torch.from_numpy(Y[places])),
-                                             weights=given))  # fmt: skip
-        return fit_client(block, solve(number_statistics(block.phi, block.targets), 0.7), (0.8, 0.3, 0.9))
 
-    np.testing.assert_allclose(fitted(np.flatnonzero(here), weights[here]), fitted(twice, None), atol=1e-9)
+@pytest.mark.parametrize("full", [False, True])
+def test_moments_and_spread_of_weighted_rows_are_those_of_repeated_rows(rows, full):
+    X, weights = torch.from_numpy(rows[0]), torch.from_numpy(rows[3]).double()
+    twice, relative = X.repeat_interleave(weights.long(), 0), weights / weights.mean()
+    one, other = moments(X, weights=relative), moments(twice)
+    np.testing.assert_allclose(one.mean, other.mean, rtol=1e-12)
+    np.testing.assert_allclose(one.variance, other.variance, rtol=1e-9)
+    found, expected = spread(X, full=full, weights=relative), spread(twice, full=full)
+    for each in ("sums", "products"):
+        mean, theirs = getattr(found, each) / found.n_samples, getattr(expected, each) / expected.n_samples
+        np.testing.assert_allclose(mean, theirs, rtol=1e-12)
 
 
 def test_the_primary_is_the_central_weighted_ridge(rows):
