@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import make_friedman1, make_multilabel_classification
 from sklearn.linear_model import Ridge
+from sklearn.metrics import f1_score
 from sklearn.utils.estimator_checks import check_sample_weight_equivalence_on_dense_data
 
 from apfl import APFLClassifier, APFLRegressor, InputError
@@ -15,7 +16,17 @@ from apfl.maths.normalise import moments
 from apfl.maths.regression import choose, number_statistics, shares, solve, squared
 from apfl.maths.ridge import total
 from apfl.maths.ridge_cv import plain_ridge
-from apfl.methods._numbers import Asked, NumberRows, _block, fit_numbers, labelled, merged, thresholds_of
+from apfl.methods._numbers import (
+    Asked,
+    NumberRows,
+    _block,
+    _plain,
+    fit_numbers,
+    labelled,
+    merged,
+    own_ridge,
+    thresholds_of,
+)
 
 GIVEN = {"map": "linear", "gamma": 2.0, "beta": 3.0, "weight": 1.0, "balance": 0.5}
 SETTINGS = [{}, GIVEN, {"map": "landmarks", "width": 24}, {"map": "both", "width": 24, "gamma": 0.1}]
@@ -142,6 +153,48 @@ def test_a_plain_ridge_with_weights_is_that_of_scikit_learn_and_its_left_out_err
         for left, kept in ((alone.left_out, np.arange(40) != 4), (together.left_out, np.arange(40) // 3 != 2)):
             refitted = Ridge(ridge).fit(Z[kept], y[kept], sample_weight=shares_of_rows[kept])
             np.testing.assert_allclose(left[~kept], (y - refitted.predict(Z))[~kept], atol=1e-8)
+
+
+def test_r2_and_thresholds_are_those_of_refitting_and_weighted(rows):
+    X, Y, _, weights = rows
+    held, weights = (np.median(Y, 0) < Y).astype(float), weights + 0.25
+    own = NumberRows(torch.from_numpy(X), torch.from_numpy(held), weights=torch.from_numpy(weights))
+    blend = fit_numbers([own], Asked(("linear",), gamma=0.7, weight=1.0, beta=1.0, balance=0.0, labels=True), 0)
+    phi = blend.maps[0].phi(own.features).numpy()
+    mean = np.average(held, axis=0, weights=weights)
+    std = np.sqrt(np.average((held - mean) ** 2, axis=0, weights=weights))
+    scores = np.empty_like(held)
+    for row in range(120):
+        kept = np.arange(120) != row
+        ridge = Ridge(0.7, fit_intercept=False).fit(phi[kept], ((held - mean) / std)[kept], sample_weight=weights[kept])
+        scores[row] = ridge.predict(phi[row : row + 1])[0]
+    assert blend.account["left_out_r2"] == pytest.approx(
+        1 - weights @ ((held - mean) / std - scores) ** 2 @ [1, 1] / (weights @ ((held - mean) / std) ** 2 @ [1, 1])
+    )
+    for label, threshold in enumerate(blend.account["thresholds"]):
+
+        def f1(at: float, label: int = label) -> float:
+            return f1_score(held[:, label], (mean + std * scores)[:, label] > at, sample_weight=weights)
+
+        assert f1(threshold) == max(f1(step / 50) for step in range(1, 50))
+
+
+def test_plain_ridges_of_clients_have_their_weights(rows):
+    X, Y, site, weights = rows
+    own = [
+        NumberRows(*(torch.from_numpy(each[site == name]) for each in (X, Y)),
+                   weights=torch.from_numpy(weights[site == name] + 0.25))
+        for name in ("north", "south")
+    ]  # fmt: skip
+    found = _plain(own)
+    both = [torch.cat([getattr(each, name) for each in own]) for name in ("features", "targets", "weights")]
+    pooled = plain_ridge(*both[:2], weights=both[2])
+    np.testing.assert_allclose(found.pooled.weights, pooled.weights, atol=1e-12)
+    for each, left, shared in zip(own, found.left_out, torch.split(pooled.left_out, 60), strict=True):
+        alone = plain_ridge(each.features, each.targets, weights=each.weights)
+        root = each.weights.sqrt()[:, None]
+        np.testing.assert_allclose(left, torch.stack([root * shared, root * alone.left_out]), atol=1e-12)
+        np.testing.assert_allclose(own_ridge(each, None).weights, alone.weights, atol=1e-12)
 
 
 @pytest.mark.parametrize("times", [1.0, 7.0, 0.01])
