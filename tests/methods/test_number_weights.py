@@ -11,25 +11,27 @@ from sklearn.metrics import f1_score
 from sklearn.utils.estimator_checks import check_sample_weight_equivalence_on_dense_data
 
 from apfl import APFLClassifier, APFLRegressor, InputError
+from apfl.data.federation import Shard
 from apfl.maths.landmarks import spread
 from apfl.maths.normalise import moments
 from apfl.maths.regression import choose, number_statistics, shares, solve, squared
 from apfl.maths.ridge import total
 from apfl.maths.ridge_cv import plain_ridge
+from apfl.methods._number_rounds import number_round
 from apfl.methods._numbers import (
     Asked,
     NumberRows,
     _block,
     _plain,
+    evened,
     fit_numbers,
     labelled,
-    merged,
     own_ridge,
     thresholds_of,
 )
 
 GIVEN = {"map": "linear", "gamma": 2.0, "beta": 3.0, "weight": 1.0, "balance": 0.5}
-SETTINGS = [{}, GIVEN, {"map": "landmarks", "width": 24}, {"map": "both", "width": 24, "gamma": 0.1}]
+SETTINGS = [GIVEN, GIVEN | {"map": "landmarks", "width": 24}, GIVEN | {"map": "both", "width": 24}]  # nothing is chosen
 
 
 @pytest.fixture(scope="module")
@@ -46,21 +48,19 @@ def test_scikit_learns_equivalence_of_weights_and_repeated_rows_holds(settings):
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("grouped", [False, True])
-def test_a_row_of_weight_two_is_a_row_given_twice_and_one_without_weight_is_absent(rows, settings, grouped):
+def test_a_row_of_weight_two_is_a_row_given_twice_and_one_without_weight_is_absent(rows, settings):
     X, Y, site, weights = rows
-    twice, groups = np.repeat(np.arange(120), weights), np.arange(120) // 3
-    one = APFLRegressor(**settings).fit(X, Y, site, groups if grouped else None, sample_weight=weights)
-    other = APFLRegressor(**settings).fit(X[twice], Y[twice], site[twice], groups[twice] if grouped else None)
-    blind = APFLRegressor(**settings).fit(X, Y, site, groups if grouped else None)
-    np.testing.assert_allclose(one.predict(X, site), other.predict(X, site), atol=1e-9)
-    assert one.chosen_["left_out_r2"] == pytest.approx(other.chosen_["left_out_r2"], abs=1e-9)
+    twice = np.repeat(np.arange(120), weights)
+    one = APFLRegressor(**settings).fit(X, Y, site, sample_weight=weights)
+    other = APFLRegressor(**settings).fit(X[twice], Y[twice], site[twice])
+    blind = APFLRegressor(**settings).fit(X, Y, site)
+    atol = 1e-9 if settings["map"] == "linear" else 1e-6  # landmarks amplify the rounding of moments
+    np.testing.assert_allclose(one.predict(X, site), other.predict(X, site), atol=atol)
     assert abs(one.predict(X, site) - blind.predict(X, site)).max() > 0.1
 
 
 @pytest.mark.parametrize("kind", ["linear", "landmarks", "both"])
 def test_sums_of_weighted_rows_are_those_of_repeated_rows(rows, kind):
-    """The route without merging."""
     X, Y, site, weights = rows
     asked = Asked((kind,), 24, gamma=0.7, weight=0.8, beta=0.3, balance=0.9)
     clients, repeated = [], []
@@ -211,14 +211,10 @@ def test_equal_weights_are_no_weights_and_only_ratios_matter(rows, times):
     np.testing.assert_allclose(given.predict(X, site), less.predict(X, site), atol=1e-9)
 
 
-def test_a_client_whose_rows_weigh_nothing_is_absent_and_order_does_not_matter(rows):
+def test_a_client_whose_rows_weigh_nothing_is_absent(rows):
     X, Y, site, weights = rows
-    north = site == "north"
-    with_one = APFLRegressor().fit(X, Y, site, sample_weight=(weights + 1) * north)
+    with_one = APFLRegressor().fit(X, Y, site, sample_weight=(weights + 1) * (site == "north"))
     assert with_one.clients_ == ["north"]
-    order = np.random.default_rng(0).permutation(120)
-    fits = [APFLRegressor().fit(X[p], Y[p], site[p], sample_weight=weights[p] + 0.5) for p in (slice(None), order)]
-    np.testing.assert_allclose(fits[0].predict(X, site), fits[1].predict(X, site), atol=1e-9)
 
 
 def test_rows_that_weigh_little_do_not_lead_astray():
@@ -235,16 +231,74 @@ def test_rows_that_weigh_little_do_not_lead_astray():
     assert aware == pytest.approx(without, abs=0.05)
 
 
-def test_copies_are_merged_and_keep_their_groups():
-    features = torch.tensor([[1.0], [2.0], [1.0], [3.0], [1.0]]).double()
-    same = torch.tensor([[1.0], [5.0], [1.0], [2.0], [1.0]]).double()
-    found = merged(NumberRows(features, same, None, torch.tensor([1.0, 1.0, 2.0, 1.0, 0.5]).double()))
-    assert sorted(zip(found.features[:, 0].tolist(), found.weights.tolist(), strict=True)) == [(1, 3.5), (2, 1), (3, 1)]
-    assert found.groups is None
-    grouped = merged(NumberRows(features, same, torch.tensor([7, 7, 8, 8, 9])))
-    assert len(torch.unique(grouped.groups)) == 1  # copies join the groups that hold them
-    distinct = NumberRows(features[:2], same[:2])
-    assert merged(distinct) is distinct
+# ------------------------------------------------------------------------------------------------ copies of a row
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_copies_are_left_out_together_and_have_one_voice_with_their_mean_weight(weighted):
+    """Three copies of row 4, one of them elsewhere in the table: beside refitting without all three."""
+    rng = np.random.default_rng(0)
+    X, Y, weights = rng.normal(size=(20, 4)), rng.normal(size=(20, 2)), rng.exponential(size=20) + 0.1
+    X[[9, 15]], Y[[9, 15]] = X[4], Y[4]
+    given = NumberRows(
+        torch.from_numpy(X), torch.from_numpy(Y), weights=torch.from_numpy(weights) if weighted else None
+    )
+    weights = weights if weighted else np.ones(20)
+    own = evened(given)
+    block = _block(lambda features: features, own)
+    summed = number_statistics(block.phi, block.targets)
+    errors = squared(choose([block], solve(summed, 0.7), (1.0, 0.5, 0.0)).residuals[0][0]).numpy()
+    assert np.flatnonzero(np.isnan(errors)).tolist() == [9, 15]
+    kept = ~np.isin(np.arange(20), [4, 9, 15])
+    refitted = Ridge(0.7, fit_intercept=False).fit(X[kept], Y[kept], sample_weight=weights[kept])
+    error = Y[4] - refitted.predict(X[4:5])[0]
+    assert errors[4] == pytest.approx(weights[[4, 9, 15]].mean() * error @ error, abs=1e-9)
+    assert weighted or own is given
+    np.testing.assert_allclose(  # all copies are in the sums
+        summed.autocorrelation, (weights[:, None] * X).T @ X, atol=1e-9
+    )
+
+
+def test_it_does_not_matter_which_copy_has_the_weight(rows):
+    X, Y, site, weights = rows
+    X, Y, site = (np.concatenate([each, each[:40]]) for each in (X, Y, site))
+    weights = np.concatenate([weights, weights[80:]]) + 0.25
+    other = weights.copy()
+    other[:40], other[120:] = weights[120:], weights[:40]
+    fits = [APFLRegressor().fit(X, Y, site, sample_weight=each) for each in (weights, other)]
+    np.testing.assert_allclose(fits[0].predict(X, site), fits[1].predict(X, site), atol=1e-9)
+
+
+@pytest.mark.parametrize("weights", [None, 1.0, 3.0])
+def test_the_estimator_is_the_simulator_if_rows_are_repeated(rows, weights):
+    X, Y, site, times = rows
+    twice = np.repeat(np.arange(120), times)
+    X, Y, site = X[twice], Y[twice], site[twice]
+    model = APFLRegressor().fit(X, Y, site, sample_weight=weights)
+    shards = [
+        Shard(*(torch.from_numpy(each[site == name]) for each in (X, 0 * twice)),
+              targets=torch.from_numpy(Y[site == name]), target="regression")
+        for name in ("north", "south")
+    ]  # fmt: skip
+    told = number_round(shards, Asked(), 0)
+    for name, found in zip(("north", "south"), told.models, strict=True):
+        expected = found.scores(torch.from_numpy(X))
+        np.testing.assert_allclose(model.predict(X, [name] * len(X)), expected, atol=1e-9)
+    assert told.chosen["left_out_r2"] == pytest.approx(model.chosen_["left_out_r2"], abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_given_often_has_no_say_in_choices_and_flatters_nothing(seed):
+    """As 11 voices it cost up to 0.15 of R2 here."""
+    rng = np.random.default_rng(seed)
+    X, y = make_friedman1(1060, n_features=10, noise=1.0, random_state=seed)
+    y = y + rng.standard_t(2, 1060)
+    site = rng.integers(0, 3, 1060)
+    often = np.append(np.arange(60), [int(rng.integers(60))] * 10)
+    once, many = (APFLRegressor().fit(X[each], y[each], site[each]) for each in (np.arange(60), often))
+    scores = [model.score(X[60:], y[60:], site[60:]) for model in (once, many)]
+    assert scores[1] > scores[0] - 0.05
+    assert many.chosen_["left_out_r2"] == pytest.approx(once.chosen_["left_out_r2"], abs=0.1)
 
 
 # ------------------------------------------------------------------------------------------------ several labels
@@ -257,17 +311,27 @@ def labels() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return X, Y, np.arange(160) % 2, np.random.default_rng(0).integers(0, 4, 160)
 
 
-def test_labels_of_weight_two_are_labels_given_twice(labels):
-    X, Y, site, weights = labels
-    twice = np.repeat(np.arange(160), weights)
-    one = APFLClassifier().fit(X, Y, clients=site, sample_weight=weights)
-    other = APFLClassifier().fit(X[twice], Y[twice], clients=site[twice])
-    np.testing.assert_allclose(one.decision_function(X, site), other.decision_function(X, site), atol=1e-9)
-    assert one.chosen_["thresholds"] == other.chosen_["thresholds"]
-    blind = APFLClassifier().fit(X, Y, clients=site)
-    assert abs(one.decision_function(X, site) - blind.decision_function(X, site)).max() > 0.01
-    ones = APFLClassifier().fit(X, Y, clients=site, sample_weight=np.ones(160))
-    np.testing.assert_array_equal(ones.decision_function(X, site), blind.decision_function(X, site))
+def test_rows_whose_labels_are_wrong_and_weigh_little_do_not_lead_astray(labels):
+    X, Y, site, _ = labels
+    odd = np.arange(160) % 3 == 0
+    wrong = np.where(odd[:, None], 1 - Y, Y)
+    blind, aware = (
+        APFLClassifier()
+        .fit(X, wrong, clients=site, sample_weight=np.where(odd, weight, 1.0))
+        .predict(X[odd], site[odd])
+        for weight in (1.0, 0.01)
+    )
+    assert (aware == Y[odd]).mean() > (blind == Y[odd]).mean() + 0.1
+
+
+def test_equal_weights_of_labels_are_no_weights_if_rows_are_repeated_too(labels):
+    X, Y, site, times = labels
+    X, Y, site = (np.repeat(each, times, 0) for each in (X, Y, site))
+    none, ones, threes = (
+        APFLClassifier().fit(X, Y, clients=site, sample_weight=weights) for weights in (None, np.ones(len(X)), 3.0)
+    )
+    np.testing.assert_array_equal(ones.decision_function(X, site), none.decision_function(X, site))
+    np.testing.assert_allclose(threes.decision_function(X, site), none.decision_function(X, site), atol=1e-9)
 
 
 def test_thresholds_have_the_highest_weighted_f1():

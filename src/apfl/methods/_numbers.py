@@ -8,7 +8,8 @@ moves to 0.5.
 
 Rows may have weights. Rows of Phi and Y are then multiplied by their roots, which gives weighted ridges, likelihoods
 and squared errors of left-out rows at once; moments and thresholds are weighted too. If nothing is fixed, only ratios
-of weights matter.
+of weights matter. Copies of a row are in all sums, but leave together, and only one of them is judged, with their mean
+weight: a row given many times has one voice in every choice.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from apfl.data.targets import Scale, alike
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, LandmarkMap, draw_points, landmark_map, spread
-from apfl.maths.leaveout import Leaving, first_equal, leaving, row_hashes
+from apfl.maths.leaveout import Leaving, first_equal, leaving
 from apfl.maths.normalise import Normaliser, check_features, moments, normaliser
 from apfl.maths.personalise import width_for
 from apfl.maths.regression import (
@@ -60,10 +61,10 @@ __all__ = [
     "Plain",
     "account_of",
     "clean",
+    "evened",
     "fit_numbers",
     "labelled",
     "landmark_number",
-    "merged",
     "models_alone",
     "own_ridge",
     "own_shares",
@@ -106,26 +107,14 @@ class NumberRows:
         return int.from_bytes(hashlib.sha256(rows.tobytes()).digest()[:16], "little")
 
 
-def merged(rows: NumberRows) -> NumberRows:
-    """The rows with each copy added to the weight of its first one: a row given twice is a row of weight two.
-
-    If weights differ, rows are put in an order that does not depend on the one they came in, so that draws do not.
-    """
-    (groups, copies), n = rows.leaving, len(rows.features)
-    weights = torch.ones(n, dtype=torch.float64) if rows.weights is None else rows.weights
-    if bool(copies.any()):
-        places = torch.where(copies, torch.from_numpy(first_equal(rows.features)), torch.arange(n))
-        weights = torch.zeros_like(weights).index_add_(0, places, weights)
-    kept = (~copies).nonzero().flatten()
-    if bool((weights[kept] != weights[kept][0]).any()):
-        hashes = [row_hashes(each[kept]) for each in (rows.targets, rows.features)]
-        kept = kept[torch.from_numpy(np.lexsort([weights[kept].numpy(), *hashes]))]  # by features first
-    elif not bool(copies.any()) and rows.weights is None:
+def evened(rows: NumberRows) -> NumberRows:
+    """The rows with the mean weight of each row's copies, so that it does not matter which of them is judged."""
+    if rows.weights is None or not bool(rows.leaving.copies.any()):
         return rows
-    groups = None if groups is None else groups[kept]
-    alone = groups is None or len(torch.unique(groups)) == len(groups)
-    own = None if bool((weights[kept] == 1).all()) else weights[kept]
-    return NumberRows(rows.features[kept], rows.targets[kept], None if alone else groups, own)
+    own = torch.arange(len(rows.weights))
+    places = torch.where(rows.leaving.copies, torch.from_numpy(first_equal(rows.features)), own)
+    sums = torch.zeros_like(rows.weights).index_add_(0, places, rows.weights)
+    return replace(rows, weights=(sums / torch.bincount(places, minlength=len(own)).clamp_min(1))[places])
 
 
 @dataclass(frozen=True)
@@ -285,7 +274,7 @@ def fit_numbers(clients: Sequence[NumberRows], asked: Asked, seed: int) -> Blend
     mixed = [torch.einsum("m,mnt->nt", *pair) for pair in zip(own, left, strict=True)]
     account = account_of(maps, plain, everyone) | {
         "alone": [k for k, found in enumerate(own) if found is not everyone],
-        "left_out_r2": _r2(torch.cat(mixed), torch.cat([rows.weighed(rows.targets) for rows in scaled])),
+        "left_out_r2": _r2(torch.cat(mixed), *(torch.cat(each) for each in zip(*map(_weighed, scaled), strict=True))),
     }
     shift = torch.zeros_like(scale.mean)
     if asked.labels:
@@ -415,9 +404,17 @@ def own_shares(left: Tensor, everyone: Tensor, alone: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(torch.tensor(best), len(everyone)).to(everyone)
 
 
-def _r2(left: Tensor, targets: Tensor) -> float:
+def _weighed(rows: NumberRows) -> tuple[Tensor, Tensor]:
+    """Targets (n, t) and ones (n, 1), times the roots of the weights."""
+    return rows.weighed(rows.targets), rows.weighed(torch.ones_like(rows.targets[:, :1]))
+
+
+def _r2(left: Tensor, targets: Tensor, roots: Tensor) -> float:
+    """Of the rows that are judged, about their own mean: copies would move it away from the others."""
     judged = ~left.isnan().any(1)
-    energy = float(targets[judged].square().sum())
+    targets, roots = targets[judged], roots[judged]
+    mean = (roots * targets).sum(0) / roots.square().sum()
+    energy = float((targets - roots * mean).square().sum())
     return 1 - float(left[judged].square().sum()) / energy if energy else math.nan
 
 

@@ -25,7 +25,7 @@ from apfl.methods._estimator.client_rows import (
     tensor,
 )
 from apfl.methods._estimator.fitted import encode
-from apfl.methods._numbers import NumberRows, merged
+from apfl.methods._numbers import NumberRows, evened
 
 __all__ = ["by_client", "mind", "numbers_by_client", "present", "read", "read_one"]
 
@@ -88,16 +88,16 @@ def by_client(
 def numbers_by_client(
     X: np.ndarray, targets: np.ndarray, names: list[Hashable], groups: Any, sample_weight: Any
 ) -> dict[Hashable, NumberRows]:
-    """Each client's rows that weigh something, with targets (n,) or (n, t); copies are one row of their weight."""
+    """Each client's rows that weigh something, with targets (n,) or (n, t); copies share their weight."""
     X, targets, names, groups, weights = present(sample_weight, X, targets, names, groups)
     y, codes = tensor(np.asarray(targets, dtype=np.float64)).reshape(len(X), -1), None
     if groups is not None:
         codes = torch.tensor([group_code(group) for group in one_each("groups", groups, len(X))])
-    weighing = None if weights is None else torch.from_numpy(weights)
+    weighing = None if weights is None or (weights == 1).all() else torch.from_numpy(weights)
 
     def of(rows: list[int]) -> NumberRows:
         codes_of_rows, own = (None if each is None else each[rows] for each in (codes, weighing))
-        return merged(NumberRows(tensor(X[rows]), y[rows], codes_of_rows, own))
+        return evened(NumberRows(tensor(X[rows]), y[rows], codes_of_rows, own))
 
     return {name: of(rows) for name, rows in rows_by_name(names).items()}
 

@@ -92,9 +92,10 @@ class APFLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: i
     def fit(self, X: Any, y: Any, clients: Any = None, groups: Any = None, sample_weight: Any = None) -> Self:
         """Fit from scratch. ``clients`` and ``groups`` as of `APFLClassifier.fit`.
 
-        ``sample_weight`` (n,) weighs the rows in ridges, likelihoods, moments and left-out errors: 2 is a row given
-        twice, and 0 is a row that is absent. If nothing is fixed, only ratios of weights matter. Beside a given
-        ``gamma`` or ``beta``, weights that are twice as large are a ridge half as large.
+        ``sample_weight`` (n,) weighs the rows in ridges, likelihoods, moments and left-out errors: with a given map and
+        settings, 2 is a row given twice, and 0 is always a row that is absent. If nothing is fixed, only ratios of
+        weights matter. Beside a given ``gamma`` or ``beta``, weights that are twice as large are a ridge half as large.
+        Copies of a client's row are left out together, and judged once, with their mean weight.
         """
         kinds = self._maps()
         X, y, names = read(self, X, clients, y, reset=True, numbers=True)
