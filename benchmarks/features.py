@@ -41,7 +41,7 @@ from apfl.maths.machine import n_cores
 
 KINDS = {"32 x 32 PNG": ((32, 32), "png"), "400 x 300 JPEG": ((400, 300), "jpg")}
 NETWORKS = ("vit-base", "efficientnet-lite0")
-MOST = 24_000  # images of one extraction
+MOST = 48_000  # images of one extraction
 
 
 def network(name: str, folder: Path) -> Backbone | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -215,6 +216,30 @@ def test_factorisations_tell_what_a_decomposition_does(n, d, seed):
     for hat in (basis, factors):
         for own, rows_, residual, beta in zip(hat.fit(psi, e, betas), psi, e, betas.tolist(), strict=True):
             torch.testing.assert_close(own, fit_refinement(rows_, residual, beta), rtol=1e-9, atol=1e-9)
+
+
+def test_scores_with_and_without_a_primary_come_from_the_same_factorisations(monkeypatch):
+    """As on a GPU, which would else factorise for each weight."""
+    clients, shared = several(40, 4)
+    together, weights, made = stacked(clients), (1.0, 0.0), []
+    (want, *_) = leave_out_each(together, shared, 0.03, TRIED, weights=weights, keep_scores=True)
+    parts = HatFactors.parts
+
+    def noted(self, betas, *other):
+        made.append(betas)
+        return parts(self, betas, *other)
+
+    monkeypatch.setattr(HatFactors, "parts", noted)
+    factors = replace(together).decomposed(HatFactors(together.psi @ together.psi.mT))
+    (found, *_) = leave_out_each(factors, shared, 0.03, TRIED, weights=weights, keep_scores=True)
+    assert made == [tuple(TRIED.betas)]
+    assert want.scores is not None
+    assert found.scores is not None
+    for w in weights:
+        assert torch.equal(want.tables[w], found.tables[w])
+        for beta in TRIED.betas:
+            one, other = (each.at((beta, 0.4, 0.05), w) for each in (want.scores, found.scores))
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 def test_every_client_is_in_one_bucket_with_others_of_its_size():

@@ -141,3 +141,13 @@ def test_several_vectors_are_squeezed_as_each():
             outside = (np.abs(vector[layout.places[part.name]]) >= limit).sum() if bits < part.bits else 0
             assert escaped == outside
     assert len({how.bits for how in found}) == 3
+
+
+@pytest.mark.parametrize("bits", [8, 12, 24, 25, 32, 40])
+def test_numbers_are_counted_by_binary_digits_as_one_by_one(bits):
+    """As a GPU counts many: around each power of two, where a digit more or less decides."""
+    powers = [2**k for k in range(bits)]
+    below, above = ([*powers, *(each + step for each in powers)] for step in (-1, 1))
+    sizes, limits = torch.tensor([[0, *below], [2**bits, *above]]), powers[::-1]
+    counted = room._counted_by_digits(sizes, bits, limits)
+    assert counted.tolist() == [[int((own >= limit).sum()) for limit in limits] for own in sizes]

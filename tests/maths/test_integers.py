@@ -19,6 +19,7 @@ from apfl.maths.integers import (
     Encoding,
     Rounding,
     _Halves,
+    _in_order,
     _Known,
     _Products,
     add_integers,
@@ -106,12 +107,10 @@ def test_several_clients_at_once_have_the_integers_of_each(width, bits):
     for k, vector in enumerate(together):
         own, _ = encoding.encode_rows(phis[k], targets[k], dither(k, "statistics", CPU), repeats[k])
         assert torch.equal(vector.long(), own)
-    # As a GPU finds the entries below the diagonal: all of them by their places.
-    where, index = encoding._index(CPU)
-    matrix = torch.randn(width, width)
-    by_pieces = torch.cat([values.flatten() for _, values in encoding._below(_Known(matrix))])
-    assert torch.equal(matrix.flatten()[index], by_pieces)
-    assert where == slice(0, len(by_pieces))
+    matrices = torch.randn(2, width, width)
+    pieces = [values.flatten(-2) for _, values in encoding._below(_Known(matrices))]
+    whole = _in_order((rows, _Known(matrices).tile(rows)) for rows, _, _ in encoding._blocks)  # as on a GPU
+    assert torch.equal(whole[:, 0], torch.cat(pieces, -1))
 
 
 def test_a_client_outside_the_range_is_encoded_as_if_it_were_alone():
@@ -153,11 +152,11 @@ def test_products_in_bfloat16_are_off_by_a_small_part_of_a_step(bits):
 
 def test_bfloat16_is_for_coarse_integers_of_single_rows_alone(monkeypatch):
     rows = torch.zeros(2, 3)
-    monkeypatch.setattr("apfl.maths.integers.multiplies_halves", lambda: True)
+    monkeypatch.setattr("apfl.maths.integers.multiplies_halves", lambda device: True)
     assert products_in(rows, IN_HALF) == torch.bfloat16
     assert products_in(rows, IN_HALF + 1) == torch.float32
     assert products_in(rows.double(), IN_HALF) == torch.float64
-    monkeypatch.setattr("apfl.maths.integers.multiplies_halves", lambda: False)
+    monkeypatch.setattr("apfl.maths.integers.multiplies_halves", lambda device: False)
     assert products_in(rows, IN_HALF) == torch.float32
 
 

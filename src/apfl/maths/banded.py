@@ -95,7 +95,7 @@ class Dense:
     def shifted_each(self, shifts: Sequence[float], definite: Sequence[float]) -> list[Shifted | None]:
         """`shifted` of small systems all at once; None too if S plus one of ``definite`` is not positive."""
         both = torch.tensor([*shifts, *definite], dtype=self.matrix.dtype, device=self.matrix.device)
-        systems = self.matrix + both[:, None, None] * torch.eye(len(self.matrix)).to(self.matrix)
+        systems = self.matrix + both[:, None, None] * torch.eye(len(self.matrix), dtype=both.dtype, device=both.device)
         factors, failed = torch.linalg.cholesky_ex(systems)
         wrong = (failed != 0) | ~torch.isfinite(factors.diagonal(dim1=-2, dim2=-1)).all(-1)
         told = torch.cat([self._told(factors[: len(shifts)]), wrong.to(self.matrix).view(2, -1).T], 1).tolist()

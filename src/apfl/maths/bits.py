@@ -31,8 +31,10 @@ __all__ = [
     "pack_bits",
     "pack_block",
     "packed_bytes",
+    "sizes_of",
     "squeeze",
     "squeeze_each",
+    "squeezed",
     "unpack_bits",
     "unpack_block",
 ]
@@ -41,7 +43,8 @@ Words = NDArray[Any]
 GROUP = 64  # numbers of b bits fill b words of 64
 PACKED = 1024 * GROUP  # numbers packed at a time: they stay in the cache
 _PIECE = 2**16  # numbers counted at a time, likewise
-_COMPARED = 2**32  # comparisons that a GPU makes at once
+_COMPARED = 2**26  # comparisons that a GPU makes at once; more take longer than counting by binary digits
+_IN_SINGLE = 24  # bits of a number that single precision holds exactly
 
 
 def pack_bits(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -257,10 +260,21 @@ def squeeze(layout: Layout, vector: Tensor) -> Squeezed:
 
 
 def squeeze_each(layout: Layout, vectors: Tensor) -> list[Squeezed]:
-    """`squeeze` of several vectors (b, size): a GPU is asked once for all."""
-    counts = [_away(part, vectors[:, layout.places[part.name]]) for part in layout.parts]
-    cuts, found = [part.bits - 1 for part in layout.parts], torch.cat(counts, 1).cpu()
-    by_part = [_fewest(part, own.numpy()) for part, own in zip(layout.parts, torch.split(found, cuts, 1), strict=True)]
+    """`squeeze` of several vectors (b, size)."""
+    return squeezed(layout, sizes_of(layout, vectors))
+
+
+def sizes_of(layout: Layout, vectors: Tensor) -> Tensor:
+    """What decides how each of these vectors (b, size) is squeezed, (b, any): a GPU need not be waited for."""
+    return torch.cat([_away(part, vectors[:, layout.places[part.name]]) for part in layout.parts], 1)
+
+
+def squeezed(layout: Layout, sizes: Tensor) -> list[Squeezed]:
+    """How the vectors behind `sizes_of` are squeezed."""
+    cuts = [part.bits - 1 for part in layout.parts]
+    by_part = [
+        _fewest(part, own.numpy()) for part, own in zip(layout.parts, torch.split(sizes.cpu(), cuts, 1), strict=True)
+    ]
     return [
         Squeezed(layout, tuple(bits for bits, _ in own), tuple(escaped for _, escaped in own))
         for own in zip(*by_part, strict=True)
@@ -296,8 +310,21 @@ def _away(part: Part, values: Tensor) -> Tensor:
         return torch.tensor([_counts(part, own, limits) for own in values.numpy()])
     sizes = values.abs() if part.signed else values.long() + 1
     if sizes.numel() * len(limits) <= _COMPARED:
-        return (sizes[:, None] >= torch.tensor(limits, device=sizes.device)[:, None]).sum(2)
-    return torch.stack([(sizes >= limit).sum(1) for limit in limits], 1)
+        powers = torch.arange(part.bits - 1 - part.signed, -int(part.signed), -1, device=sizes.device)
+        return (sizes[:, None] >= (1 << powers)[:, None]).sum(2)
+    return _counted_by_digits(sizes, part.bits, limits)
+
+
+def _counted_by_digits(sizes: Tensor, bits: int, limits: Sequence[int]) -> Tensor:
+    """How many of each row's numbers (b, n), of at most so many bits, reach each limit, which is a power of two.
+
+    A number reaches 2^k if it has more than k binary digits.
+    """
+    digits = torch.frexp(sizes.to(torch.float32 if bits <= _IN_SINGLE else torch.float64)).exponent
+    most = bits + 2  # 2^b has b + 1
+    first = torch.arange(0, most * len(sizes), most, device=sizes.device, dtype=digits.dtype)[:, None]
+    counted = torch.bincount(digits.add_(first).flatten(), minlength=most * len(sizes)).view(-1, most)
+    return counted.flip(1).cumsum(1).flip(1)[:, [limit.bit_length() for limit in limits]]
 
 
 def _counts(part: Part, values: np.ndarray, limits: Sequence[int]) -> list[int]:

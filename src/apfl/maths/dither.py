@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -30,6 +31,10 @@ class Dither:
     def __init__(self, keys: Sequence[int], device: torch.device) -> None:
         self.keys, self.device, self.position = tuple(keys), device, 0
 
+    @cached_property
+    def _keys(self) -> Tensor:
+        return torch.tensor(self.keys, device=self.device)[:, None]
+
     @staticmethod
     def together(each: Sequence[Dither]) -> Dither:
         """Several clients' numbers, from their beginning."""
@@ -42,9 +47,8 @@ class Dither:
         first, last = start // NUMBERS, -(-stop // NUMBERS)
         numbers = torch.empty(len(self.keys), NUMBERS * (last - first), device=self.device)
         step = _WORDS if self.device.type == "cpu" else max(1, last - first)
-        keys = torch.tensor(self.keys, device=self.device)[:, None]
         for at in range(first, last, step):
-            lanes = _words(keys, at, min(at + step, last)).view(torch.int16)
+            lanes = _words(self._keys, at, min(at + step, last)).view(torch.int16)
             place = NUMBERS * (at - first)
             torch.add(lanes, 2**15 + 0.5, out=numbers[:, place : place + lanes.shape[1]])
         drawn = numbers.mul_(2**-16)[:, start - NUMBERS * first : stop - NUMBERS * first]

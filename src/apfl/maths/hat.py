@@ -152,9 +152,8 @@ class HatFactors:
     def _inverse_factor(self, beta: Ridge) -> Tensor:
         """L^-1 with L L' = Psi Psi' + beta I."""
         ridge = beta[..., None, None] if isinstance(beta, Tensor) else beta
-        factor, failed = torch.linalg.cholesky_ex(
-            self.system + ridge * torch.eye(self.system.shape[-1]).to(self.system)
-        )
+        identity = torch.eye(self.system.shape[-1], dtype=self.system.dtype, device=self.system.device)
+        factor, failed = torch.linalg.cholesky_ex(self.system + ridge * identity)
         if bool(failed.any()):
             raise not_finite("the features")
         return inverse(factor)

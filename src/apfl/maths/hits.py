@@ -127,7 +127,8 @@ def hits(
         # Single precision decides a comparison differently only where two scores agree to seven digits.
         lead, more, gain = (_lead(each[..., block, :].float(), of[block]) for each in (primary, prior, refined))
         ends.append(_intervals(lead, more, gain, of[block], tried.taus))
-    low, high = (torch.cat(each, -1).unflatten(-1, (-1, n)) for each in zip(*ends, strict=True))  # (betas, taus, b, n)
+    low, high = (torch.cat(each, -1) for each in zip(*ends, strict=True))
+    low, high = (each.view(*each.shape[:-1], -1, n) for each in (low, high))  # (betas, taus, b, n)
     low += torch.where(left_out.judged.view(-1, n), 0.0, math.inf)
     table = _counted(low, high, tried.balances, importance).movedim(-1, 0)  # (b, betas, balances, taus)
     if importance is not None:
@@ -142,7 +143,8 @@ def _counted(low: Tensor, high: Tensor, balances: Sequence[float], importance: T
         inside = (((low < at) & (at < high)).double()[..., None, :] @ worth for at in balances)
         return torch.stack([each[..., 0, 0] for each in inside], 1)
     if low.device.type != "cpu":
-        return torch.stack([((low < at) & (at < high)).sum(-1) for at in balances], 1)
+        at = torch.tensor(balances, dtype=low.dtype).to(low.device)[:, None, None, None]
+        return ((low[:, None] < at) & (at < high[:, None])).sum(-1)
     first, last = low.numpy(), high.numpy()  # numpy compares and counts in a third of the time
     found = [np.count_nonzero((first < at) & (at < last), axis=-1) for at in map(np.float32, balances)]
     return torch.from_numpy(np.stack(found, 1))
@@ -191,7 +193,7 @@ def _intervals(
     lead = (lead - BEHIND).scatter_(-1, labels[:, None], 1.0)  # a tie is no hit, and a row's own class never bounds
     slope = (-1 / gain).clamp_(-STEEPEST, STEEPEST)
     at, by = lead * slope, more * slope
-    away = torch.copysign(torch.tensor(FAR, dtype=gain.dtype, device=gain.device), gain)
+    away = torch.copysign(gain.new_full((), FAR), gain)
     lows, highs = at + (away - FAR), at + (away + FAR)
     low = torch.stack([torch.add(lows, by, alpha=tau).amax(-1) for tau in taus], 1)
     high = torch.stack([torch.add(highs, by, alpha=tau).amin(-1) for tau in taus], 1)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -211,11 +211,8 @@ class Encoding:
         n_samples = torch.tensor(len(turned) if sizes is None else sizes)
         rows = torch.split(scaled, _ROWS, -2)
         cross = _added(each.mT @ own.to(each) for each, own in zip(rows, torch.split(targets, _ROWS, -2), strict=True))
-        if scaled.ndim == 2 and scaled.device.type == "cpu":
-            halves = products_in(scaled, self.rounding.bits) == torch.bfloat16
-            products: _Known | _Products = _Halves.of(rows) if halves else _Products(rows)
-        else:
-            products = _Known(_added(each.mT @ each for each in rows))
+        halves = products_in(scaled, self.rounding.bits) == torch.bfloat16
+        products = _Halves.of(rows) if halves else _Products(rows)
         if not bool(torch.isfinite(products.diagonal).all()):
             raise not_finite("the features")
         return _Sums(products, cross, counts, n_samples)
@@ -248,11 +245,14 @@ class Encoding:
         return vector, saturated
 
     def _below(self, products: _Known | _Products) -> Iterator[tuple[slice, Tensor]]:
-        """The entries of T'T below its diagonal (..., rows, columns) in the order of the layout, and their places."""
+        """The entries of T'T below its diagonal (..., rows, columns) in the order of the layout, and their places.
+
+        On a CPU in pieces that stay in the cache, on a GPU in one.
+        """
         device = products.diagonal.device
-        if isinstance(products, _Known) and device.type != "cpu":
-            where, index = self._index(device)
-            yield where, products.matrix.flatten(-2)[..., None, index]
+        if device.type != "cpu":
+            tiles = ((rows, products.tile(rows)) for rows, _, _ in self._blocks)
+            yield self.layout.places["below"], _in_order(tiles)
             return
         for rows, square, corner in self._blocks:
             tile = products.tile(rows)
@@ -262,22 +262,6 @@ class Encoding:
                 first, last = (square.start + (each - rows.start) * rows.start for each in (start, stop))
                 yield slice(first, last), tile[..., start - rows.start : stop - rows.start, : rows.start]
             yield corner, tile[..., rows.start :][(..., None, *_triangle(rows, device))]
-
-    def _index(self, device: torch.device) -> tuple[slice, Tensor]:
-        """Of all entries below the diagonal in the matrix row by row, in the order of the layout."""
-        if self._indices.get(device) is None:
-            d, found = len(self.columns), []
-            for rows, _, _ in self._blocks:
-                here = torch.arange(rows.start, rows.stop, device=device)[:, None]
-                found.append((here * d + torch.arange(rows.start, device=device)).flatten())
-                row, column = _triangle(rows, device)
-                found.append((row + rows.start) * d + column + rows.start)
-            self._indices[device] = torch.cat(found)
-        return self.layout.places["below"], self._indices[device]
-
-    @cached_property
-    def _indices(self) -> dict[torch.device, Tensor]:
-        return {}
 
     def decode(self, vector: Tensor) -> Statistics:
         """What a vector says of Phi, or a sum of vectors."""
@@ -375,15 +359,27 @@ class Encoding:
 
 def products_in(rows: Tensor, bits: int) -> torch.dtype:
     """The precision of products of such rows behind integers of so many bits."""
-    coarse = rows.dtype == torch.float32 and rows.device.type == "cpu" and bits <= IN_HALF
-    return torch.bfloat16 if coarse and multiplies_halves() else rows.dtype
+    coarse = rows.dtype == torch.float32 and bits <= IN_HALF
+    return torch.bfloat16 if coarse and multiplies_halves(rows.device) else rows.dtype
 
 
 def _triangle(rows: slice, device: torch.device) -> tuple[Tensor, Tensor]:
     """The places below the diagonal of a block of so many rows."""
-    n = rows.stop - rows.start
+    return _below_diagonal(rows.stop - rows.start, device)
+
+
+@lru_cache(4)
+def _below_diagonal(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
     row, column = torch.tril_indices(n, n, -1, device=device)
     return row, column
+
+
+def _in_order(tiles: Iterable[tuple[slice, Tensor]]) -> Tensor:
+    """The entries below the diagonal (..., 1, entries), from tiles (..., rows, columns): their blocks, then corners."""
+    pieces: list[Tensor] = []
+    for rows, tile in tiles:
+        pieces += tile[..., : rows.start].flatten(-2), tile[..., rows.start :][(..., *_triangle(rows, tile.device))]
+    return torch.cat(pieces, -1)[..., None, :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -403,37 +399,37 @@ class _Known:
 
 @dataclass(frozen=True, eq=False)
 class _Products:
-    """T'T of one client's rows by tiles: the upper half is never computed, and a tile stays in the cache."""
+    """T'T of rows by tiles: the upper half is never computed, and on a CPU a tile stays in the cache."""
 
-    rows: Sequence[Tensor]  # (n, d) each
+    rows: Sequence[Tensor]  # (n, d) each; of several clients with a dimension in front
 
     @cached_property
     def diagonal(self) -> Tensor:
-        return _added(each.square().sum(0) for each in self.rows)
+        return _added(each.square().sum(-2) for each in self.rows)
 
     def tile(self, rows: slice) -> Tensor:
         """As that of `_Known`."""
-        return _added(each[:, rows].T @ each[:, : rows.stop] for each in self.rows)
+        return _added(each[..., rows].mT @ each[..., : rows.stop] for each in self.rows)
 
 
 @dataclass(frozen=True, eq=False)
 class _Halves(_Products):
-    """The same with rows and entries in bfloat16, on a processor that multiplies these twice as fast.
+    """The same with rows and entries in bfloat16, where these are multiplied at least twice as fast.
 
     An entry is then off by 2^-9 of itself, and by about sqrt(n) 2^-9 from its rows. Off the diagonal few entries reach
     n / 4 and most are below n / 40, while a step is 4 n / 2^(b - 1) or more: the error is 0.15 steps at most with 12
     bits, 0.04 with 10, and mostly a tenth of that. Rounding itself adds 0.4. The diagonal is in single precision.
     """
 
-    columns: Sequence[Tensor]  # the same (d, n) each, bfloat16
+    columns: Sequence[Tensor]  # the same (..., d, n) each, bfloat16
 
     @staticmethod
     def of(rows: Sequence[Tensor]) -> _Halves:
-        return _Halves(rows, [each.bfloat16().T.contiguous() for each in rows])
+        return _Halves(rows, [each.bfloat16().mT.contiguous() for each in rows])
 
     def tile(self, rows: slice) -> Tensor:
         """As that of `_Known`."""
-        return _added((each[rows] @ each[: rows.stop].T).float() for each in self.columns)
+        return _added((each[..., rows, :] @ each[..., : rows.stop, :].mT).float() for each in self.columns)
 
 
 def _added(terms: Iterable[Tensor]) -> Tensor:

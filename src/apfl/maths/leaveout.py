@@ -32,7 +32,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from apfl.maths.hat import Hat, HatBasis, fit_refinement, hat_basis, hat_of
+from apfl.maths.hat import Hat, HatBasis, HatFactors, Parts, fit_refinement, hat_basis, hat_of
 from apfl.maths.leaveout_groups import Groups
 from apfl.maths.ridge import Statistics, one_hot
 
@@ -271,9 +271,23 @@ class LeftOut:
         """The left-out scores of the refinement stream for each beta, (betas, n, c)."""
         key = tuple(betas)
         if key not in self._refinements:
-            left = self._leave_rows(key) if self._grouped is None else self._leave_groups(key)
-            self._refinements[key] = torch.nn.functional.hardshrink(left, NOTHING * float(self.residual.abs().max()))
+            self._keep(key, self._leave_rows(key) if self._grouped is None else self._leave_groups(key))
         return self._refinements[key]
+
+    def beside(self, other: LeftOut, betas: Sequence[float]) -> None:
+        """Make the refinements of ``other`` with these: the same rows without a primary, and another residual.
+
+        Whoever factorises for each beta does so once for both.
+        """
+        if not isinstance(self.hat, HatFactors):
+            return
+        key, c = tuple(betas), self.residual.shape[-1]
+        both = self.hat.parts(key, torch.cat([self.residual, other.residual], -1), self.whitened)
+        other._keep(key, other._left(both._replace(fitted=both.fitted[..., c:], moved=torch.zeros_like(both.moved))))
+        self._keep(key, self._left(both._replace(fitted=both.fitted[..., :c])))
+
+    def _keep(self, betas: tuple[float, ...], left: Tensor) -> None:
+        self._refinements[betas] = torch.nn.functional.hardshrink(left, NOTHING * float(self.residual.abs().max()))
 
     @cached_property
     def _refinements(self) -> dict[tuple[float, ...], Tensor]:
@@ -287,7 +301,11 @@ class LeftOut:
         return torch.stack([grouped.refinement(hat.shrink(beta), hat.keep(beta)) for beta in betas])
 
     def _leave_rows(self, betas: Sequence[float]) -> Tensor:
-        h, rest, fitted, moved = self.hat.parts(betas, self.residual, self.whitened)
+        return self._left(self.hat.parts(betas, self.residual, self.whitened))
+
+    def _left(self, parts: Parts) -> Tensor:
+        """The left-out refinement (betas, n, c); H E and diag(H C) are overwritten."""
+        h, rest, fitted, moved = parts
         q, most, residual = (each.to(fitted) for each in (self._own_hat, self.leverage, self.residual))
         moved -= h * q[..., None]  # the sum over j != i of H_ij C_ji
         own = moved / (1 - most)[..., None] - h  # of the row's own residual: H_ii leaves, C_ji comes

@@ -30,8 +30,10 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def multiplies_halves() -> bool:
-    """Whether the processor has instructions for products in bfloat16; without them they are slower than in float32."""
+def multiplies_halves(device: torch.device) -> bool:
+    """Whether there are instructions for products in bfloat16; without them they are slower than in float32."""
+    if device.type != "cpu":
+        return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     known = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # torch has no public name for it
     return bool(known and known())
 

@@ -27,7 +27,7 @@ from apfl.maths.machine import available, n_workers
 
 __all__ = ["ACTIVATIONS", "Activation", "FeatureMap", "normals", "random_map", "raw_map"]
 
-_DRAWN = 2**16  # numbers at a time
+_DRAWN = 2**16  # numbers at a time; smaller blocks have threads wait for each other
 Activation = Literal["relu", "leaky_relu", "gelu", "tanh", "sigmoid", "hardswish", "softshrink", "identity", "cosine"]
 # The paper's eight, in the paper's order; and cosine; each may overwrite its argument.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -174,7 +174,10 @@ def _draw_normals(seed: int, into: Tensor, over: float = 1.0) -> None:
 
     def fill(start: int) -> None:
         stop = min(start + _DRAWN, len(flat))
-        flat[start:stop] = ndtri(_uniform(seed, start, stop - start)) / over
+        drawn = _uniform(seed, start, stop - start)
+        ndtri(drawn, out=drawn)
+        drawn /= over
+        flat[start:stop] = drawn
 
     starts = range(0, len(flat), _DRAWN)
     workers = n_workers(len(starts), torch.device("cpu"))
@@ -194,4 +197,5 @@ def _uniform(seed: int, start: int, n: int) -> np.ndarray:
     counter, skipped = divmod(start, 4)
     # `random` is the upper 53 bits of a word over 2^53. Unlike `random_raw` it lets other threads draw meanwhile.
     words = np.random.Generator(np.random.Philox(key=seed, counter=counter)).random(skipped + n)[skipped:]
-    return words + 0.5**54
+    words += 0.5**54
+    return words

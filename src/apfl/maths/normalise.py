@@ -271,6 +271,11 @@ def check_features(how: str, features: Sequence[Tensor]) -> None:
     ...
     apfl.errors.InputError: row 0 of client 1 (counted from 0) has entries of 1e+09, the median row of 1: ...
     """
+    if len(features) > 1 and features[0].device.type != "cpu":  # a GPU is asked once, and for each client if need be
+        try:
+            return check_features(how, [torch.cat([*features])])
+        except InputError:
+            pass
     ends = [torch.stack(torch.aminmax(rows)) if rows.numel() else rows.new_zeros(2) for rows in features]
     whole = torch.isfinite(torch.stack(ends)).all(1).tolist() if ends else []
     for k, rows in enumerate(features):

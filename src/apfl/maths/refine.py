@@ -26,6 +26,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from apfl.maths.hat import Hat, fit_refinement, hat_basis, hat_of
 from apfl.maths.hits import Grid, hits, left_out_prior, local_prior
@@ -155,12 +156,7 @@ def stacked(clients: Sequence[Rows]) -> Rows:
     """The rows of several clients in one, (b, n, ...); none of them may have groups."""
 
     def filled(parts: Sequence[Tensor]) -> Tensor:
-        if len(parts) == 1:
-            return parts[0][None]
-        together = parts[0].new_zeros(len(parts), max(map(len, parts)), *parts[0].shape[1:])
-        for own, part in zip(together, parts, strict=True):
-            own[: len(part)] = part
-        return together
+        return parts[0][None] if len(parts) == 1 else pad_sequence(list(parts), batch_first=True)
 
     first, sizes = clients[0], tuple(len(own.labels) for own in clients)
     phi, labels = filled([own.phi for own in clients]), filled([own.labels for own in clients])
@@ -369,6 +365,8 @@ def leave_out_each(
     assert isinstance(left, LeftOut)
     unaided = _with_weight(left, rows, shared, 0.0).none
     own, everyone = shared.counts(rows)
+    if len(weights) > 1:
+        left.beside(unaided, tried.betas)
 
     def table(weight: float) -> Tensor:
         of = _unscaled(left if weight == 1 else _Weighted(unaided, left, weight), rows)

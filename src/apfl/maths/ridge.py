@@ -130,10 +130,10 @@ def one_hot(labels: Tensor, n_classes: int) -> Tensor:
     >>> one_hot(torch.tensor([2, 0]), 3).tolist()
     [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
     """
-    if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
+    low, high = torch.stack(torch.aminmax(labels)).tolist() if labels.numel() else (0, 0)
+    if labels.numel() and not 0 <= low <= high < n_classes:
         raise InputError(
-            f"labels from {int(labels.min())} to {int(labels.max())} given, but there are {n_classes} classes: "
-            f"allowed are 0 to {n_classes - 1}"
+            f"labels from {low} to {high} given, but there are {n_classes} classes: allowed are 0 to {n_classes - 1}"
         )
     return torch.nn.functional.one_hot(labels.long(), n_classes).to(torch.float64)
 

@@ -50,7 +50,7 @@ def _diagonal_blocks(matrix: Tensor, blocks: int) -> Tensor:
 
 
 def _by_substitution(lower: Tensor) -> Tensor:
-    identity = torch.eye(lower.shape[-1]).to(lower).expand_as(lower)
+    identity = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand_as(lower)
     found: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False)
     return found
 
@@ -95,6 +95,5 @@ class Lower:
         found = []
         for start in range(0, len(self.factor), _BLOCK):
             own = self.factor[start : start + _BLOCK, start : start + _BLOCK]
-            inverse: Tensor = torch.linalg.solve_triangular(own, torch.eye(len(own)).to(own), upper=False)
-            found.append(inverse.T.contiguous())
+            found.append(_by_substitution(own).T.contiguous())
         return found

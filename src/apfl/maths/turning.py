@@ -69,17 +69,21 @@ class Turning:
         made[:r, :r] /= 2
         return made
 
+    @property
+    def _identity(self) -> Tensor:
+        return torch.eye(len(self.leading), dtype=self.leading.dtype, device=self.leading.device)
+
     @cached_property
     def dense(self) -> Tensor:
         """R itself."""
-        made = torch.eye(len(self.leading)).to(self.leading)
+        made = self._identity
         made[:, : self.r] = self.leading
         return made
 
     @cached_property
     def gram(self) -> Tensor:
         """R'R (d, d)."""
-        made = torch.eye(len(self.leading)).to(self.leading)
+        made = self._identity
         made[: self.r, : self.r] = self.leading.T @ self.leading
         made[self.r :, : self.r] = self.leading[self.r :]
         made[: self.r, self.r :] = self.leading[self.r :].T

@@ -22,7 +22,7 @@ from apfl.maths.machine import check_width, n_workers, over_clients
 from apfl.maths.maps import Activation, FeatureMap, random_map, raw_map
 from apfl.maths.normalise import Normalise, Normaliser, check_features, described, needs_moments, normaliser
 from apfl.maths.regression import NumberStatistics
-from apfl.maths.ridge import Statistics, accumulate, solve, total
+from apfl.maths.ridge import Statistics, accumulate, one_hot, solve, total
 from apfl.maths.wire import description_bytes, scaling_bytes, statistics_bytes
 from apfl.methods import Method, Round
 from apfl.models.file import Model
@@ -155,7 +155,7 @@ def mapped_and_summed(
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
             for bundle in _bundles(clients, share, rows_at_a_time):
                 phi = feature_map(normalise(torch.cat([clients[k].features for k in bundle])))
-                responses = torch.cat([clients[k].responses(n_classes) for k in bundle])
+                responses = _responses([clients[k] for k in bundle], n_classes)
                 parts = torch.split(phi, [len(clients[k]) for k in bundle])
                 phis.update(zip(bundle, parts, strict=True))
                 yield phi, responses
@@ -166,6 +166,13 @@ def mapped_and_summed(
     parts = over_clients(add_share, shares, device)
     summed = parts[0] if workers == 1 else total(parts)  # total() would copy the only one
     return [phis[k] for k in range(len(clients))], summed
+
+
+def _responses(clients: Sequence[Shard], n_columns: int) -> Tensor:
+    """Y (n, c) of several clients' rows: one call for all their labels."""
+    if clients[0].targets is None:
+        return one_hot(torch.cat([shard.labels for shard in clients]), n_columns)
+    return torch.cat([shard.responses(n_columns) for shard in clients])
 
 
 def mapped(
@@ -222,8 +229,10 @@ def repeated_rows(clients: Sequence[Shard]) -> list[Repeated]:
     parts = [*map(row_hashes, in_one(features))] if features else []
     if len(parts) < len(features):
         parts = np.split(parts[0], np.cumsum([*map(len, clients)])[:-1])
+    labels = torch.split(torch.cat([shard.labels for shard in clients]).cpu(), [*map(len, clients)]) if clients else []
     found = [
-        leaving(shard.features, shard.labels, shard.groups, own) for shard, own in zip(clients, parts, strict=True)
+        leaving(shard.features, codes, shard.groups, own)
+        for shard, codes, own in zip(clients, labels, parts, strict=True)
     ]
     counts = torch.stack([own.copies.sum() for own in found]).tolist() if found else []
     return [Repeated(*own, n_copies, hashes) for own, n_copies, hashes in zip(found, counts, parts, strict=True)]
@@ -231,11 +240,12 @@ def repeated_rows(clients: Sequence[Shard]) -> list[Repeated]:
 
 def _bundles(clients: Sequence[Shard], share: Sequence[int], n_rows: int) -> Iterator[list[int]]:
     """Clients together until they have ``n_rows``: a product of few rows spends its time moving the d x d sum."""
-    bundle: list[int] = []
+    bundle, held = list[int](), 0
     for k in share:
         bundle.append(k)
-        if sum(len(clients[i]) for i in bundle) >= n_rows:
+        held += len(clients[k])
+        if held >= n_rows:
             yield bundle
-            bundle = []
+            bundle, held = [], 0
     if bundle:
         yield bundle

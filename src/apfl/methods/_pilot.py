@@ -92,7 +92,8 @@ def pilot(clients: Sequence[Shard], n_classes: int, choice: Choice, sketch: int,
 def _some_rows(clients: Sequence[Shard], seed: int) -> list[Shard]:
     """The rows that take part."""
     n_all = sum(map(len, clients))
-    places = (pilot_rows(len(shard), n_all, own_seed(seed, k)) for k, shard in enumerate(clients))
+    drawn = [pilot_rows(len(shard), n_all, own_seed(seed, k)) for k, shard in enumerate(clients)]
+    places = torch.split(torch.cat(drawn).to(clients[0].features.device), [*map(len, drawn)])
     return [
         Shard(shard.features[own], shard.labels[own], None if shard.groups is None else shard.groups[own])
         for shard, own in zip(clients, places, strict=True)

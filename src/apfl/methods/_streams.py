@@ -17,7 +17,7 @@ from torch import Tensor
 from apfl.data.federation import Shard
 from apfl.data.load import load_dataset
 from apfl.errors import InputError
-from apfl.maths.bits import squeeze_each
+from apfl.maths.bits import Layout, sizes_of, squeezed
 from apfl.maths.centred import CentredMap
 from apfl.maths.dither import Dither, dither
 from apfl.maths.integers import (
@@ -263,17 +263,18 @@ def _summed_spread(
 
     if not rounded:
         return reduce(operator.add, map(own, range(len(clients)))), [spread_bytes(n_in, full=full)] * len(clients)
-    encoding, sizes = SpreadEncoding(max(map(len, clients)), n_in, full), [0] * len(clients)
+    encoding = SpreadEncoding(max(map(len, clients)), n_in, full)
     summed, turn = torch.zeros(encoding.layout.size, dtype=torch.int64, device=device), Lock()
 
-    def add(bucket: Sequence[int]) -> None:
+    def add(bucket: Sequence[int]) -> Tensor:
         draw = Dither.together([dither(own_seed(seed, k), "spread", device) for k in bucket])
         vectors, _ = encoding.encode_each([own(k) for k in bucket], draw)
         with turn:  # sums of integers do not depend on their order
             summed.add_(vectors.sum(0))
-        _put(sizes, bucket, [each.n_bytes for each in squeeze_each(encoding.layout, vectors)])
+        return sizes_of(encoding.layout, vectors)
 
-    over_clients(add, _together(clients, encoding.layout.size), device)
+    buckets = _together(clients, encoding.layout.size)
+    sizes = _bytes_of(encoding.layout, buckets, over_clients(add, buckets, device))
     return encoding.decode(summed), sizes
 
 
@@ -284,14 +285,15 @@ def _together(clients: Sequence[Shard], n_numbers: int) -> list[list[int]]:
     return alike(sizes, most * max(sizes), most)
 
 
-def _put(into: list[int], places: Sequence[int], values: Sequence[int]) -> None:
-    for place, value in zip(places, values, strict=True):
-        into[place] = value
+def _bytes_of(layout: Layout, buckets: Sequence[Sequence[int]], sizes: Sequence[Tensor]) -> list[int]:
+    """What each client's vector weighs, by `sizes_of` those of each bucket: a GPU is asked once for all."""
+    found = [each.n_bytes for each in squeezed(layout, torch.cat([*sizes]))]
+    return [n_bytes for _, n_bytes in sorted(zip((k for bucket in buckets for k in bucket), found, strict=True))]
 
 
 def _mapped(clients: Sequence[Shard], normalise: Normaliser, drawn: LandmarkMap) -> list[Tensor]:
-    device = clients[0].features.device
-    return over_clients(mapped(clients, normalise, drawn), range(len(clients)), device)
+    device, rows_of, places = clients[0].features.device, mapped(clients, normalise, drawn), range(len(clients))
+    return over_clients(rows_of, places, device) if device.type == "cpu" else [*map(rows_of, places)]
 
 
 def _rounded(
@@ -304,22 +306,23 @@ def _rounded(
 ) -> Summed:
     """The sum of the statistics as their integers tell them."""
     device, rounding = clients[0].features.device, encoding.rounding
-    outside, sizes = [0] * len(clients), [0] * len(clients)
+    outside: list[int] = []
     summed = torch.zeros(encoding.layout.size, dtype=torch.int64, device=device)
     targets = one_hot(torch.cat([shard.labels for shard in clients]), encoding.n_classes)
     own_targets, turn = torch.split(targets, [*map(len, clients)]), Lock()
 
-    def add(bucket: Sequence[int]) -> None:
+    def add(bucket: Sequence[int]) -> Tensor:
         phi, target = ([each[k] for k in bucket] for each in (phis, own_targets))
         draws = [dither(own_seed(seed, k), purpose, device) for k in bucket]
         vectors, saturated = encoding.encode_each(phi, target, draws, [repeats[k] for k in bucket])
         with turn:  # sums of integers do not depend on their order
-            for vector in vectors:
+            for vector in vectors if device.type == "cpu" else [vectors.sum(0)]:
                 add_integers(summed, vector)
-        _put(sizes, bucket, [each.n_bytes for each in squeeze_each(encoding.layout, vectors)])
-        _put(outside, bucket, saturated)
+            outside.extend(saturated)
+        return sizes_of(encoding.layout, vectors)
 
-    over_clients(add, _together(clients, encoding.layout.size), device)
+    buckets = _together(clients, encoding.layout.size)
+    sizes = _bytes_of(encoding.layout, buckets, over_clients(add, buckets, device))
     bound = spectral_bound(rounding, len(clients), len(encoding.columns))
     told = {"bits": rounding.bits, "step": rounding.step, "saturated": sum(outside), "spectral_bound": bound}
     return Summed(phis, encoding.decode(summed), sizes, {"rounding": told})
