@@ -288,17 +288,21 @@ def test_the_estimator_is_the_simulator_if_rows_are_repeated(rows, weights):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_row_given_often_has_no_say_in_choices_and_flatters_nothing(seed):
-    """As 11 voices it cost up to 0.15 of R2 here."""
+def test_a_row_given_often_has_one_voice_in_choices(seed):
+    """With eleven voices it cost up to 0.15 of R2 here."""
     rng = np.random.default_rng(seed)
     X, y = make_friedman1(1060, n_features=10, noise=1.0, random_state=seed)
     y = y + rng.standard_t(2, 1060)
     site = rng.integers(0, 3, 1060)
-    often = np.append(np.arange(60), [int(rng.integers(60))] * 10)
-    once, many = (APFLRegressor().fit(X[each], y[each], site[each]) for each in (np.arange(60), often))
-    scores = [model.score(X[60:], y[60:], site[60:]) for model in (once, many)]
-    assert scores[1] > scores[0] - 0.05
-    assert many.chosen_["left_out_r2"] == pytest.approx(once.chosen_["left_out_r2"], abs=0.1)
+    some, odd = int(rng.integers(60)), int(abs(y[:60] - y[:60].mean()).argmax())
+    once, many, strange = (
+        APFLRegressor().fit(X[places], y[places], site[places])
+        for places in (np.append(np.arange(60), extra).astype(int) for extra in ([], [some] * 10, [odd] * 100))
+    )
+    before, after = (model.score(X[60:], y[60:], site[60:]) for model in (once, many))
+    assert after > before - 0.05
+    for model in (many, strange):  # about the mean of all rows, copies included, the odd row adds up to 0.6
+        assert model.chosen_["left_out_r2"] < once.chosen_["left_out_r2"] + 0.1
 
 
 # ------------------------------------------------------------------------------------------------ several labels
