@@ -3,12 +3,13 @@
     python benchmarks/pareto.py --device cuda --jobs 14 --seconds 570 --out runs/pareto
     python benchmarks/pareto.py --missing --out runs/pareto
     python benchmarks/pareto.py --join docs/results/records/pareto-twelve.jsonl --out runs/pareto
+    python benchmarks/pareto.py --picture docs/results/pareto.svg
 
 A job is one method on one setting. Its grid is judged on a fifth of the training rows of seed 0, as `apfl bench` does;
 a shared head is tuned first, and what clients do with it (own labels, local prior, fine-tuning) on top of the tuned
 head, so that all four share the head. A job writes its records when it is done; the same command goes on with those
 that are left, and stops by itself after ``--seconds``. ``--join`` puts all records into one file, with those of the
-gradient methods, which `experiments/auto-*.toml` made.
+gradient methods, which `experiments/auto-*.toml` made. ``--picture`` draws three of the settings from that file.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ from apfl.experiments.tuning import HELD_OUT, NORMALISE, own_axes, tune
 from apfl.files import replacing
 from apfl.methods import Method, Round, load_method
 from apfl.methods._head import GRIDS, Adapting
+from apfl.report.figures.draw import figure
+from apfl.report.figures.style import save
+from apfl.report.results import results
+from apfl.report.sheet import gather
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "records"
 TRAINED = ("fedavg", "fedavg_ft", "fedprox", "fedprox_ft", "ditto", "fedala", "feddbe", "fedas", "fedpcl", "fedselect",
@@ -235,6 +240,26 @@ def joined(folder: Path) -> list[Record]:
     ]  # fmt: skip
 
 
+DRAWN = {("cifar100", 50, 0.5), ("tinyimagenet200", 50, 0.5), ("pacs", 20, 1.0)}  # data, clients, alpha
+PLAIN = ("afl", "apfl_paper", "ditto", "fedavg", "fedavg_ft", "feddbe", "local_head")
+ONE_OF_SEVERAL: Mapping[str, Mapping[str, Any]] = {
+    "apfl": {"map": "landmarks", "d_primary": "auto"},
+    "ridge_to_global": {"map": "landmarks"},
+    "gh_ofl": {"kind": "fishermix", "adapt": "finetune"},
+    **{name: {"adapt": "finetune"} for name in ("deepafl", "fed3r", "fedcgs", "fedcof", "fedpft")},
+}
+
+
+def is_drawn(record: Record) -> bool:
+    """Whether the picture shows it: three settings, and one row of each method."""
+    if (record.data.split("-")[0], record.n_clients, record.alpha) not in DRAWN:
+        return False
+    if record.method in PLAIN:
+        return True
+    wanted = ONE_OF_SEVERAL.get(record.method)
+    return wanted is not None and all(record.settings[name] == value for name, value in wanted.items())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -249,6 +274,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after these; what is done is kept")
     parser.add_argument("--out", type=Path, default=Path("runs/pareto"))
     parser.add_argument("--join", type=Path, help="only write the records of --out, and the earlier ones, to this file")
+    parser.add_argument("--picture", type=Path, help="only draw the picture of the docs from their records")
     parser.add_argument("--missing", action="store_true", help="only train the seeds that gradient methods lack")
     parser.add_argument(
         "--products", choices=["float32", "bfloat16"], default="float32",
@@ -258,6 +284,11 @@ def main() -> None:
     if given.missing:
         given.out.mkdir(parents=True, exist_ok=True)
         train_missing(given)
+        return
+    if given.picture:
+        drawn = [record for record in read_records(RECORDS / "pareto-twelve.jsonl") if is_drawn(record)]
+        sheet = gather(drawn)
+        save(figure("pareto", sheet, results(sheet).ours), given.picture)
         return
     if given.join:
         records = joined(given.out)

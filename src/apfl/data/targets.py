@@ -23,6 +23,7 @@ __all__ = ["TARGETS", "Scale", "Target", "Targets", "about_targets", "alike", "c
 Target = Literal["classification", "regression", "multilabel"]
 TARGETS: tuple[Target, ...] = ("classification", "regression", "multilabel")
 BINS = 10
+CONSTANT = 1e-12  # of a mean: a standard deviation that is rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +48,20 @@ class Scale:
     std: Tensor  # (c,), float64; 1 for a constant
 
     @staticmethod
-    def of(values: Tensor) -> Scale:
-        """That of some rows (n, c).
+    def of(values: Tensor, weights: Tensor | None = None) -> Scale:
+        """That of some rows (n, c), which may have weights (n,).
 
         >>> Scale.of(torch.tensor([[1.0, 5.0], [3.0, 5.0]])).std.tolist()
         [1.0, 1.0]
+        >>> Scale.of(torch.tensor([[1.0], [5.0]]), torch.tensor([3.0, 1.0])).mean.tolist()
+        [2.0]
         """
         rows = values.double()
+        if weights is not None:
+            parts = weights.double() / weights.double().sum()
+            mean = parts @ rows
+            std = (parts @ (rows - mean).square()).sqrt()
+            return Scale(mean, torch.where(std > CONSTANT * mean.abs(), std, torch.ones_like(std)))
         std = rows.std(0, correction=0)
         return Scale(rows.mean(0), torch.where(std > 0, std, torch.ones_like(std)))
 

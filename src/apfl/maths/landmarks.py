@@ -223,14 +223,24 @@ class Spread:
         return Spread(self.n_samples + other.n_samples, self.sums + other.sums, self.products + other.products)
 
 
-def spread(rows: Tensor, *, full: bool) -> Spread:
-    """The moments of one client's normalised rows (n, l)."""
+def spread(rows: Tensor, *, full: bool, weights: Tensor | None = None) -> Spread:
+    """The moments of one client's normalised rows (n, l).
+
+    ``weights`` (n,) weigh sums and products. Their mean over all clients' rows must be one.
+    """
+    if weights is not None:
+        return _weighted_spread(rows.double(), weights.double()[:, None], full=full)
     sums, squares = torch.zeros(2, rows.shape[1], dtype=torch.float64, device=rows.device)
     products = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64, device=rows.device) if full else squares
     for part in torch.split(rows, _ROWS):  # products in the rows' precision, added in double
         sums += part.sum(0, dtype=torch.float64)
         products += squared(part) if full else part.double().square().sum(0)
     return Spread(len(rows), sums, products)
+
+
+def _weighted_spread(rows: Tensor, weights: Tensor, *, full: bool) -> Spread:
+    products = (weights * rows).T @ rows if full else (weights * rows.square()).sum(0)
+    return Spread(len(rows), (weights * rows).sum(0), products)
 
 
 def no_spread(n_in: int) -> Spread:

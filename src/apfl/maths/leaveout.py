@@ -41,6 +41,7 @@ __all__ = [
     "Leaving",
     "LeftOut",
     "echo",
+    "first_equal",
     "fit_refinement",
     "hashed_copies",
     "hat_basis",
@@ -98,7 +99,7 @@ def leaving(features: Tensor, labels: Tensor, groups: Tensor | None, hashes: Has
     ([0, 1, 0], [False, False, True])
     """
     n = len(features)
-    first = _first_equal(features, row_hashes(features) if hashes is None else hashes)
+    first = first_equal(features, hashes)
     found = _copies(first, labels.cpu().numpy())
     copies = torch.from_numpy(found).to(features.device)
     if not found.any():
@@ -183,8 +184,9 @@ def _mixed(rows: Tensor, multipliers: Tensor) -> Tensor:
     return mixed ^ (mixed >> 33)
 
 
-def _first_equal(features: Tensor, hashes: Hashes) -> Hashes:
+def first_equal(features: Tensor, hashes: Hashes | None = None) -> Hashes:
     """For each row the place of the first row that equals it, (n,)."""
+    hashes = row_hashes(features) if hashes is None else hashes
     _, where, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     first, own = where[inverse], np.arange(len(hashes))
     later = np.flatnonzero(first != own)
@@ -193,7 +195,7 @@ def _first_equal(features: Tensor, hashes: Hashes) -> Hashes:
         equal = (features[places[0]] == features[places[1]]).all(1).cpu().numpy()
         other = later[~equal]  # of the same hash by chance, or by somebody's intent
         if len(other):
-            first[other] = other[_first_equal(features[torch.from_numpy(other).to(features.device)], hashes[other])]
+            first[other] = other[first_equal(features[torch.from_numpy(other).to(features.device)], hashes[other])]
     return first
 
 

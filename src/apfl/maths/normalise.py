@@ -90,13 +90,21 @@ class Moments:
         return squares / n - mean * mean if n else 0.0  # not ** 2, which raises if it overflows: clients send these
 
 
-def moments(features: Tensor, of: Normalise = "none") -> Moments:
-    """The moments of one client's features (n, l), as they are or at ``row`` or ``root``, where all have one size."""
+def moments(features: Tensor, of: Normalise = "none", weights: Tensor | None = None) -> Moments:
+    """The moments of one client's features (n, l), as they are or at ``row`` or ``root``, where all have one size.
+
+    ``weights`` (n,) weigh sums and squares of columns. Their mean over all clients' rows must be one.
+    """
     rows = Normaliser(of)(features)
     sizes = _sizes(rows) if of == "none" else torch.zeros(3, dtype=torch.float64, device=rows.device)
     parts = torch.split(rows, _ROWS)  # in double precision: a column far from zero has few digits beyond its mean
-    sums = sum(part.sum(0, dtype=torch.float64) for part in parts)
-    squares = sum(part.double().square().sum(0) for part in parts)
+    if weights is None:
+        sums = sum(part.sum(0, dtype=torch.float64) for part in parts)
+        squares = sum(part.double().square().sum(0) for part in parts)
+    else:
+        pairs = list(zip(torch.split(weights.double(), _ROWS), parts, strict=True))
+        sums = sum(own @ part.double() for own, part in pairs)
+        squares = sum(own @ part.double().square() for own, part in pairs)
     zeros = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     return Moments(len(rows), zeros + sums, zeros + squares, sizes, of)
 

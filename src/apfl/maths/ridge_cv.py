@@ -6,7 +6,9 @@ and the residuals of rows (or whole groups of rows) g that are left out, without
 
     (I - H_gg)^-1 (y - H y)_g,        H = 1 1'/n + Z (Z'Z + a I)^-1 Z'
 
-For all clients' rows together they need Z'Z, and for each a of the grid one sum of squares of each client
+Weights of rows multiply their squares in all of it; the mean weight counts as one, so that the same grid of a serves.
+
+For all clients' rows together the ridge needs Z'Z, and for each a of the grid one sum of squares of each client
 (`PlainSystem`).
 """
 
@@ -33,13 +35,17 @@ class PlainRidge:
     weights: Tensor  # (l, t), of the features themselves
     intercept: Tensor  # (t,)
     ridge: float
-    left_out: Tensor  # (n, t); NaN for rows that cannot be judged
+    left_out: Tensor  # (n, t), in the targets' own units; NaN for rows that cannot be judged
 
 
 def plain_ridge(
-    rows: Tensor, targets: Tensor, groups: Tensor | None = None, ridges: Sequence[float] = RIDGES
+    rows: Tensor,
+    targets: Tensor,
+    groups: Tensor | None = None,
+    ridges: Sequence[float] = RIDGES,
+    weights: Tensor | None = None,
 ) -> PlainRidge:
-    """The ridge of least left-out squared error of rows (n, l) and targets (n, t).
+    """The ridge of least left-out squared error of rows (n, l) and targets (n, t), which may have weights (n,).
 
     >>> rows = torch.linspace(0, 1, 20)[:, None]
     >>> found = plain_ridge(rows, 3 * rows + 1)
@@ -47,19 +53,29 @@ def plain_ridge(
     (0.001, 1.0)
     """
     rows, targets = rows.double(), targets.double()
-    mean, spread = rows.mean(0), rows.std(0, correction=0)
+    mean, spread, level = _level_and_spread(rows, targets, weights)
     spread = torch.where(spread > CONSTANT * mean.abs(), spread, torch.inf)  # a constant column has no say
-    level = targets.mean(0)
-    left, size, right = torch.linalg.svd((rows - mean) / spread, full_matrices=False)
-    turned = left.T @ (targets - level)
+    root = torch.ones_like(rows[:, 0]) if weights is None else (weights.double() / weights.double().mean()).sqrt()
+    left, size, right = torch.linalg.svd(root[:, None] * ((rows - mean) / spread), full_matrices=False)
+    centred = root[:, None] * (targets - level)
+    turned = left.T @ centred
     tried = []
     for ridge in ridges:
-        residuals = _left_out(left, size.square() / (size.square() + ridge), turned, targets - level, groups)
+        residuals = _left_out(left, size.square() / (size.square() + ridge), turned, centred, groups, root)
         error = float(residuals.square().nansum())
         tried.append((error if bool(residuals.isfinite().any()) else math.inf, ridge, residuals))
     _, ridge, residuals = min(tried, key=lambda found: found[0])
-    weights = (right.T @ ((size / (size.square() + ridge))[:, None] * turned)) / spread[:, None]
-    return PlainRidge(weights, level - mean @ weights, ridge, residuals)
+    fitted = (right.T @ ((size / (size.square() + ridge))[:, None] * turned)) / spread[:, None]
+    return PlainRidge(fitted, level - mean @ fitted, ridge, residuals / root[:, None])
+
+
+def _level_and_spread(rows: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and standard deviation of the columns of features, (l,), and the mean of the targets, (t,)."""
+    if weights is None:
+        return rows.mean(0), rows.std(0, correction=0), targets.mean(0)
+    parts = weights.double() / weights.double().sum()
+    mean = parts @ rows
+    return mean, (parts @ (rows - mean).square()).sqrt(), parts @ targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,10 +135,12 @@ def plain_system(
     return PlainSystem(n, mean, level, right, right.T @ (crossed - torch.outer(sums, level)), squares)
 
 
-def _left_out(left: Tensor, kept: Tensor, turned: Tensor, centred: Tensor, groups: Tensor | None) -> Tensor:
-    """Of all rows: ``left`` (n, r) has columns of length one."""
+def _left_out(
+    left: Tensor, kept: Tensor, turned: Tensor, centred: Tensor, groups: Tensor | None, root: Tensor
+) -> Tensor:
+    """Of all rows, times the root of their weights (n,): ``left`` (n, r) has columns of length one."""
     residual, n = centred - left @ (kept[:, None] * turned), len(left)
-    return _divided(residual, left, kept, torch.full_like(left[:, 0], 1 / math.sqrt(n)), groups)
+    return _divided(residual, left, kept, root / math.sqrt(n), groups)
 
 
 def _divided(residual: Tensor, left: Tensor, kept: Tensor, constant: Tensor, groups: Tensor | None) -> Tensor:

@@ -5,6 +5,11 @@ client's own ridge (`apfl.maths.regression`); and the ridge that tables are usua
 the client's own (`apfl.maths.ridge_cv`). A client's average is one `AdditiveModel`. Labels are fitted as numbers; each
 is given to a row if its score is above the threshold with the highest F1 over left-out rows, which the intercept then
 moves to 0.5.
+
+Rows may have weights. Rows of Phi and Y are then multiplied by their roots, which gives weighted ridges, likelihoods
+and squared errors of left-out rows at once; moments and thresholds are weighted too. If nothing is fixed, only ratios
+of weights matter. Copies of a row are in all sums, but leave together, and only one of them is judged, with their mean
+weight: a row given many times has one voice in every choice.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import add
 from typing import Any
@@ -23,7 +28,7 @@ from torch import Tensor
 
 from apfl.data.targets import Scale, alike
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, LandmarkMap, draw_points, landmark_map, spread
-from apfl.maths.leaveout import Leaving, leaving
+from apfl.maths.leaveout import Leaving, first_equal, leaving
 from apfl.maths.normalise import Normaliser, check_features, moments, normaliser
 from apfl.maths.personalise import width_for
 from apfl.maths.regression import (
@@ -56,6 +61,7 @@ __all__ = [
     "Plain",
     "account_of",
     "clean",
+    "evened",
     "fit_numbers",
     "labelled",
     "landmark_number",
@@ -83,6 +89,11 @@ class NumberRows:
     features: Tensor  # (n, l)
     targets: Tensor  # (n, t), float64
     groups: Tensor | None = None
+    weights: Tensor | None = None  # (n,), float64, above 0
+
+    def weighed(self, of_rows: Tensor) -> Tensor:
+        """(n, any) times the root of each row's weight."""
+        return of_rows if self.weights is None else self.weights.sqrt()[:, None] * of_rows
 
     @cached_property
     def leaving(self) -> Leaving:
@@ -94,6 +105,16 @@ class NumberRows:
         """Of what is drawn for these rows in `shares`: whoever has the rows can draw it again, in any order."""
         rows = self.features.detach().double().cpu().contiguous().numpy()
         return int.from_bytes(hashlib.sha256(rows.tobytes()).digest()[:16], "little")
+
+
+def evened(rows: NumberRows) -> NumberRows:
+    """The rows with the mean weight of each row's copies, so that it does not matter which of them is judged."""
+    if rows.weights is None or not bool(rows.leaving.copies.any()):
+        return rows
+    own = torch.arange(len(rows.weights))
+    places = torch.where(rows.leaving.copies, torch.from_numpy(first_equal(rows.features)), own)
+    sums = torch.zeros_like(rows.weights).index_add_(0, places, rows.weights)
+    return replace(rows, weights=(sums / torch.bincount(places, minlength=len(own)).clamp_min(1))[places])
 
 
 @dataclass(frozen=True)
@@ -210,7 +231,7 @@ class Blend:
         return self._made(parts, [(found[-1], self.plain.pooled)] if self.plain is not None and found[-1] else [])
 
     def _scaled(self, rows: NumberRows) -> NumberRows:
-        return NumberRows(rows.features, self.scale.apply(rows.targets), rows.groups)
+        return replace(rows, targets=self.scale.apply(rows.targets))
 
     def _made(
         self, parts: Sequence[tuple[NumberMap, Tensor]], plain: Sequence[tuple[float, PlainRidge]]
@@ -238,8 +259,10 @@ class Blend:
 
 def fit_numbers(clients: Sequence[NumberRows], asked: Asked, seed: int) -> Blend:
     """All models, and their shares from left-out rows."""
-    scale = Scale.of(torch.cat([own.targets for own in clients]))
-    scaled = [NumberRows(own.features, scale.apply(own.targets), own.groups) for own in clients]
+    clients = _all_weighted(clients)
+    weights = None if clients[0].weights is None else torch.cat([_of(own) for own in clients])
+    scale = Scale.of(torch.cat([own.targets for own in clients]), weights)
+    scaled = [replace(own, targets=scale.apply(own.targets)) for own in clients]
     maps = [_on_map(scaled, kind, asked, seed) for kind in asked.kinds]
     plain = _plain(scaled) if asked.plain else None
     left = _left_out(maps, plain, len(clients))
@@ -251,19 +274,38 @@ def fit_numbers(clients: Sequence[NumberRows], asked: Asked, seed: int) -> Blend
     mixed = [torch.einsum("m,mnt->nt", *pair) for pair in zip(own, left, strict=True)]
     account = account_of(maps, plain, everyone) | {
         "alone": [k for k, found in enumerate(own) if found is not everyone],
-        "left_out_r2": _r2(torch.cat(mixed), torch.cat([rows.targets for rows in scaled])),
+        "left_out_r2": _r2(torch.cat(mixed), *(torch.cat(each) for each in zip(*map(_weighed, scaled), strict=True))),
     }
     shift = torch.zeros_like(scale.mean)
     if asked.labels:
-        pairs = zip(scaled, clients, mixed, strict=True)
-        told = (labelled(scale.undo(own.targets - each), rows.targets) for own, rows, each in pairs)
+        triples = zip(scaled, clients, mixed, strict=True)
+        told = (_labelled_rows(scale, *each) for each in triples)
         thresholds = thresholds_of(reduce(add, told)).to(shift)
         shift, account["thresholds"] = 0.5 - thresholds, thresholds.tolist()
     return Blend(maps, plain, scale, everyone, own, shift, account, _anybody(maps, plain, keys, seed))
 
 
+def _all_weighted(clients: Sequence[NumberRows]) -> Sequence[NumberRows]:
+    """All with weights if one of them has some."""
+    if all(own.weights is None for own in clients):
+        return clients
+    return [replace(own, weights=_of(own)) for own in clients]
+
+
+def _of(rows: NumberRows) -> Tensor:
+    """The weights, or ones."""
+    return torch.ones_like(rows.targets[:, 0]) if rows.weights is None else rows.weights
+
+
+def _labelled_rows(scale: Scale, own: NumberRows, rows: NumberRows, left: Tensor) -> Labelled:
+    """Of one client's rows with scaled targets, as they are, and what the average leaves of them, times the roots."""
+    if rows.weights is not None:
+        left = left / rows.weights.sqrt()[:, None]
+    return labelled(scale.undo(own.targets - left), rows.targets, rows.weights)
+
+
 def _left_out(maps: Sequence[OnMap], plain: Plain | None, n_clients: int) -> list[Tensor]:
-    """What each model leaves of each client's left-out rows, (models, n, t)."""
+    """What each model leaves of each client's left-out rows, (models, n, t), times the roots of their weights."""
     left = [torch.cat([one.choice.residuals[k] for one in maps]) for k in range(n_clients)]
     return left if plain is None else [torch.cat(pair) for pair in zip(left, plain.left_out, strict=True)]
 
@@ -308,7 +350,7 @@ def account_of(maps: Sequence[OnMap], plain: Plain | None, everyone: Tensor) -> 
 class Labelled:
     """How many left-out rows are above each threshold, and how many of these have the label; it adds up over clients.
 
-    Thresholds are in the order of `_tried_thresholds`.
+    Thresholds are in the order of `_tried_thresholds`. Rows with weights count as these, in float64.
     """
 
     given: Tensor  # (t, thresholds), int64
@@ -324,18 +366,22 @@ def _tried_thresholds() -> Tensor:
     return torch.tensor(sorted(THRESHOLDS, key=lambda each: abs(each - 0.5)), dtype=torch.float64)
 
 
-def labelled(scores: Tensor, labels: Tensor) -> Labelled:
-    """Of one client's left-out scores (n, t), NaN for rows that cannot be judged, and labels."""
+def labelled(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> Labelled:
+    """Of one client's left-out scores (n, t), NaN for rows that cannot be judged, labels, and weights (n,)."""
     judged = ~scores.isnan().any(1)
     scores, held = scores[judged].cpu(), labels[judged].cpu() > 0.5
     given = scores[:, :, None] > _tried_thresholds()  # (n, t, thresholds)
-    return Labelled(given.sum(0), (given & held[:, :, None]).sum(0), held.sum(0))
+    found = given, given & held[:, :, None], held
+    if weights is None:
+        return Labelled(*(each.sum(0) for each in found))
+    return Labelled(*(torch.einsum("n,n...->...", weights[judged].cpu(), each.double()) for each in found))
 
 
 def thresholds_of(told: Labelled) -> Tensor:
     """For each label the threshold with the highest F1 of left-out rows, nearest to one half; 0.5 if nobody has it."""
     tried = _tried_thresholds()
-    f1 = 2 * told.right / (told.given + told.held[:, None]).clamp_min(1)
+    either = told.given + told.held[:, None]
+    f1 = 2 * told.right / torch.where(either > 0, either, 1)
     best = tried[f1.argmax(1)]
     return torch.where(told.held > 0, best, torch.full_like(best, 0.5))
 
@@ -358,22 +404,32 @@ def own_shares(left: Tensor, everyone: Tensor, alone: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(torch.tensor(best), len(everyone)).to(everyone)
 
 
-def _r2(left: Tensor, targets: Tensor) -> float:
+def _weighed(rows: NumberRows) -> tuple[Tensor, Tensor]:
+    """Targets (n, t) and ones (n, 1), times the roots of the weights."""
+    return rows.weighed(rows.targets), rows.weighed(torch.ones_like(rows.targets[:, :1]))
+
+
+def _r2(left: Tensor, targets: Tensor, roots: Tensor) -> float:
+    """Of the rows that are judged, about their own mean: copies would move it away from the others."""
     judged = ~left.isnan().any(1)
-    energy = float(targets[judged].square().sum())
+    targets, roots = targets[judged], roots[judged]
+    mean = (roots * targets).sum(0) / roots.square().sum()
+    energy = float((targets - roots * mean).square().sum())
     return 1 - float(left[judged].square().sum()) / energy if energy else math.nan
 
 
 def _plain(clients: Sequence[NumberRows]) -> Plain:
     """The plain ridges, and what they leave of left-out rows."""
     rows, targets = (torch.cat([getattr(own, each) for own in clients]) for each in ("features", "targets"))
-    pooled = plain_ridge(rows, targets, _joined([own.leaving.groups for own in clients], [*map(_size, clients)]))
+    groups = _joined([own.leaving.groups for own in clients], [*map(_size, clients)])
+    weights = None if clients[0].weights is None else torch.cat([_of(own) for own in clients])
+    pooled = plain_ridge(rows, targets, groups, weights=weights)
     of_pooled = torch.split(pooled.left_out, [*map(_size, clients)])
-    own = [own_ridge(each, None) for each in clients]
-    left = [
-        torch.stack([shared, shared if ridge is None else ridge.left_out])
-        for shared, ridge in zip(of_pooled, own, strict=True)
-    ]
+    left = []
+    for each, shared in zip(clients, of_pooled, strict=True):
+        ridge = own_ridge(each, None)
+        alone = shared if ridge is None else ridge.left_out
+        left.append(torch.stack([each.weighed(shared), each.weighed(alone)]))
     return Plain(pooled, left)
 
 
@@ -385,7 +441,7 @@ def own_ridge(rows: NumberRows, otherwise: PlainRidge | None) -> Any:
     """A client's own plain ridge; with too few rows ``otherwise``."""
     if _size(rows) < FEW:
         return otherwise
-    return plain_ridge(rows.features, rows.targets, rows.leaving.groups)
+    return plain_ridge(rows.features, rows.targets, rows.leaving.groups, weights=rows.weights)
 
 
 def _joined(groups: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:
@@ -401,12 +457,12 @@ def _joined(groups: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | N
 
 
 def _block(phi: NumberMap, rows: NumberRows) -> Block:
-    return Block(phi(rows.features), rows.targets, *rows.leaving)
+    return Block(rows.weighed(phi(rows.features)), rows.weighed(rows.targets), *rows.leaving)
 
 
 def _on_map(clients: Sequence[NumberRows], kind: str, asked: Asked, seed: int) -> OnMap:
     """A map, the primary on the sums of all clients, and the settings."""
-    phi = _mapped([own.features for own in clients], kind, asked.width, seed)
+    phi = _mapped(clients, kind, asked.width, seed)
     blocks = [_block(phi, own) for own in clients]
     summed = total(
         number_statistics(b.phi, b.targets, int(own.leaving.copies.sum())) for b, own in _with(blocks, clients)
@@ -420,18 +476,28 @@ def _with(blocks: Sequence[Block], clients: Sequence[NumberRows]) -> Any:
     return zip(blocks, clients, strict=True)
 
 
-def _mapped(features: Sequence[Tensor], kind: str, width: int | None, seed: int) -> NumberMap:
+def _mapped(clients: Sequence[NumberRows], kind: str, width: int | None, seed: int) -> NumberMap:
+    features, weights = [own.features for own in clients], _relative(clients)
     check_features("standardise", features)
-    shared = reduce(add, (moments(rows) for rows in features))
+    both = list(zip(features, weights, strict=True))
+    shared = reduce(add, (moments(rows, weights=own) for rows, own in both))
     columns = normaliser("standardise", shared)
     if kind == "linear":
         return NumberMap(kind, columns, None)
     scaling = normaliser("columns", shared)
     n, n_in = shared.n_samples, scaling.width(features[0].shape[1])
     full = n >= ROWS_FOR_EACH_COLUMN * n_in
-    products = reduce(add, (spread(scaling(rows.double()), full=full) for rows in features))
+    products = reduce(add, (spread(scaling(rows.double()), full=full, weights=own) for rows, own in both))
     d = landmark_number(n, features[0].shape[1]) if width is None else width
     return NumberMap(kind, columns, (scaling, landmark_map(draw_points(d, seed, products).to(features[0].device))))
+
+
+def _relative(clients: Sequence[NumberRows]) -> list[Tensor | None]:
+    """The weights of each client's rows, with a mean of one over all clients."""
+    if clients[0].weights is None:
+        return [None] * len(clients)
+    mean = torch.cat([_of(own) for own in clients]).mean()
+    return [_of(own) / mean for own in clients]
 
 
 def landmark_number(n: int, n_features: int) -> int:

@@ -182,8 +182,8 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         ``sample_weight`` (n,) weighs the rows in both ridges: with given maps and settings, 2 is a row given twice, and
         0 is always a row that is absent. A left-out row counts once, whatever it weighs, when settings are chosen.
 
-        If ``y`` is an indicator matrix (n, c) of 0 and 1, a row may have several labels. Then models are those of
-        `APFLRegressor`, ``predict`` gives indicators, and clients join and leave by fitting anew.
+        If ``y`` is an indicator matrix (n, c) of 0 and 1, a row may have several labels. Then models and weights of
+        rows are those of `APFLRegressor`, ``predict`` gives indicators, and clients join and leave by fitting anew.
         """
         with self._all_or_nothing():
             self.__dict__.pop("_labels", None)
@@ -195,11 +195,13 @@ class APFLClassifier(Filed, ClassifierMixin, BaseEstimator):  # type: ignore[mis
             return self._begin(np.unique(y), X, y, names, groups, weights)
 
     def _fit_labels(self, X: Any, y: Any, clients: Any, groups: Any, sample_weight: Any) -> Self:
-        if sample_weight is not None or self.class_weight is not None:
+        if self.class_weight is not None:
             raise InputError(
-                "weights given with several labels, which have none; leave sample_weight and class_weight out"
+                f"class_weight={self.class_weight!r} given with several labels: all labels of a row share its weight; "
+                "leave it out (thresholds find rare labels), or give sample_weight"
             )
-        self._labels = fit_labels(self, self._method().numbers("multilabel"), X, y, clients, groups)
+        asked = self._method().numbers("multilabel")
+        self._labels = fit_labels(self, asked, X, y, clients, groups, sample_weight)
         self.__dict__.pop("_fitted", None)
         return self
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.utils.multiclass import type_of_target
 
 from apfl.errors import InputError
-from apfl.methods._estimator.client_rows import group_code, one_each, rows_by_name, seed_of, tensor
-from apfl.methods._estimator.reading import mind, read
-from apfl.methods._numbers import Asked, NumberRows, fit_numbers
+from apfl.methods._estimator.client_rows import rows_by_name, seed_of, tensor
+from apfl.methods._estimator.reading import mind, numbers_by_client, read
+from apfl.methods._numbers import Asked, fit_numbers
 from apfl.models.additive import AdditiveModel
 
 __all__ = ["FittedLabels", "are_labels", "fit_labels", "label_scores"]
@@ -45,18 +44,14 @@ def are_labels(y: Any) -> bool:
     return bool(type_of_target(y) == "multilabel-indicator")
 
 
-def fit_labels(estimator: Any, asked: Asked, X: Any, y: Any, clients: Any, groups: Any) -> FittedLabels:
+def fit_labels(
+    estimator: Any, asked: Asked, X: Any, y: Any, clients: Any, groups: Any, sample_weight: Any
+) -> FittedLabels:
     """Fit all clients' models."""
     X, y, names = read(estimator, X, clients, np.asarray(y), reset=True, numbers=True)
-    targets, codes = tensor(np.asarray(y, dtype=np.float64)), None
-    if not np.isin(targets.numpy(), (0, 1)).all():
+    if not np.isin(y, (0, 1)).all():
         raise InputError("y has several columns with other entries than 0 and 1; give an indicator matrix")
-    if groups is not None:
-        codes = torch.tensor([group_code(group) for group in one_each("groups", groups, len(X))])
-    clients_rows = {
-        name: NumberRows(tensor(X[rows]), targets[rows], None if codes is None else codes[rows])
-        for name, rows in rows_by_name(names).items()
-    }
+    clients_rows = numbers_by_client(X, y, names, groups, sample_weight)
     blend = fit_numbers(list(clients_rows.values()), asked, seed_of(estimator.random_state))
     models = {
         name: blend.model(own, shares) for (name, own), shares in zip(clients_rows.items(), blend.own, strict=True)

@@ -25,8 +25,9 @@ from apfl.methods._estimator.client_rows import (
     tensor,
 )
 from apfl.methods._estimator.fitted import encode
+from apfl.methods._numbers import NumberRows, evened
 
-__all__ = ["by_client", "mind", "present", "read", "read_one"]
+__all__ = ["by_client", "mind", "numbers_by_client", "present", "read", "read_one"]
 
 LEAST_MEAN = 1e-6  # of sample weights; at 1e-10 accuracy falls by a quarter, at 1e-20 nothing can be solved
 
@@ -82,6 +83,23 @@ def by_client(
     for name, rows in rows_by_name(names).items():
         own = None if weights is None else torch.from_numpy(weights[rows])
         yield name, Shard(tensor(X[rows]), labels[rows], None if codes is None else codes[rows], weights=own)
+
+
+def numbers_by_client(
+    X: np.ndarray, targets: np.ndarray, names: list[Hashable], groups: Any, sample_weight: Any
+) -> dict[Hashable, NumberRows]:
+    """Each client's rows that weigh something, with targets (n,) or (n, t); copies share their weight."""
+    X, targets, names, groups, weights = present(sample_weight, X, targets, names, groups)
+    y, codes = tensor(np.asarray(targets, dtype=np.float64)).reshape(len(X), -1), None
+    if groups is not None:
+        codes = torch.tensor([group_code(group) for group in one_each("groups", groups, len(X))])
+    weighing = None if weights is None or (weights == 1).all() else torch.from_numpy(weights)
+
+    def of(rows: list[int]) -> NumberRows:
+        codes_of_rows, own = (None if each is None else each[rows] for each in (codes, weighing))
+        return evened(NumberRows(tensor(X[rows]), y[rows], codes_of_rows, own))
+
+    return {name: of(rows) for name, rows in rows_by_name(names).items()}
 
 
 def present(sample_weight: Any, X: np.ndarray, y: np.ndarray, names: list[Hashable], groups: Any) -> tuple[Any, ...]:

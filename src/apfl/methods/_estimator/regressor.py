@@ -12,12 +12,11 @@ import torch
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
 from apfl.errors import InputError, unknown
-from apfl.methods._estimator.client_rows import group_code, one_each, rows_by_name, seed_of, tensor
-from apfl.methods._estimator.reading import mind, read
-from apfl.methods._numbers import MAPS, Asked, NumberRows, fit_numbers
+from apfl.methods._estimator.client_rows import rows_by_name, seed_of, tensor
+from apfl.methods._estimator.reading import mind, numbers_by_client, read
+from apfl.methods._numbers import MAPS, Asked, fit_numbers
 from apfl.models.additive import AdditiveModel
 
 __all__ = ["APFLRegressor"]
@@ -90,12 +89,17 @@ class APFLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: i
         self.unknown = unknown
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, clients: Any = None, groups: Any = None) -> Self:
-        """Fit from scratch. ``clients`` and ``groups`` as of `APFLClassifier.fit`."""
+    def fit(self, X: Any, y: Any, clients: Any = None, groups: Any = None, sample_weight: Any = None) -> Self:
+        """Fit from scratch. ``clients`` and ``groups`` as of `APFLClassifier.fit`.
+
+        ``sample_weight`` (n,) weighs the rows in ridges, likelihoods, moments and left-out errors: with a given map and
+        settings, 2 is a row given twice, and 0 is always a row that is absent. If nothing is fixed, only ratios of
+        weights matter. Beside a given ``gamma`` or ``beta``, weights that are twice as large are a ridge half as large.
+        Copies of a client's row are left out together, and judged once, with their mean weight.
+        """
         kinds = self._maps()
         X, y, names = read(self, X, clients, y, reset=True, numbers=True)
-        targets = tensor(np.asarray(y, dtype=np.float64)).reshape(len(X), -1)
-        rows = _by_client(X, targets, names, groups)
+        rows = numbers_by_client(X, y, names, groups, sample_weight)
         gamma, weight, beta, balance = (self._number(name) for name in ("gamma", "weight", "beta", "balance"))
         asked = Asked(kinds, self._width(), gamma, weight, beta, balance)
         blend = fit_numbers(list(rows.values()), asked, seed_of(self.random_state))
@@ -161,13 +165,3 @@ class _Fitted:
     shared: AdditiveModel  # for anybody else
     flat: bool  # whether targets were one column without a second dimension
     account: dict[str, Any]
-
-
-def _by_client(X: np.ndarray, targets: Tensor, names: list[Hashable], groups: Any) -> dict[Hashable, NumberRows]:
-    codes = None
-    if groups is not None:
-        codes = torch.tensor([group_code(group) for group in one_each("groups", groups, len(X))])
-    return {
-        name: NumberRows(tensor(X[rows]), targets[rows], None if codes is None else codes[rows])
-        for name, rows in rows_by_name(names).items()
-    }
