@@ -42,8 +42,8 @@ __all__ = ["Cost", "Rates", "Size", "cost", "measured_rates", "traffic"]
 
 WIDEST = 2048  # whose rates are measured
 LEAST = 0.01  # the least beta that is tried, over the mean squared length of a row
-# From measured settings (docs/benchmarks.md): the fingerprint of a row, a normal variate, and the hits of a row, class and
-# beta take as long as so many entries of a kernel. Copies, packing and hashes are beside what is counted. Files and
+# From measured settings (docs/benchmarks.md): the fingerprint of a row, a normal variate, and the hits of a row, class
+# and beta take as long as so many entries of a kernel. Copies, packing and hashes are beside what is counted. Files and
 # messages take so many seconds.
 ROW, DRAWN, HITS = 4000, 6, 4
 BESIDE = {"statistics": 1.12, "model": 1.16, "contributions": 1.05, "publication": 1.18}
