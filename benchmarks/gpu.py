@@ -28,6 +28,7 @@ AUTO = {"map": "landmarks", "weight": "auto"}
 CASES: dict[str, tuple[str, dict[str, Any], float]] = {  # method, settings, seconds wanted on one H200
     "apfl_paper, d = 1024": ("apfl_paper", {"d_primary": 1024, "d_refinement": 1024}, 0.06),
     "apfl, random maps, d = 1024": ("apfl", {"map": "random", "weight": 1.0, "d_primary": 1024}, 0.3),
+    "apfl, landmarks, d = 1024, no pilot": ("apfl", AUTO | {"d_primary": 1024, "normalise": "root"}, 0.3),
     "apfl, landmarks, d = 1024": ("apfl", AUTO | {"d_primary": 1024}, 1.0),
     "apfl, landmarks, default width": ("apfl", AUTO, 1.0),
 }

@@ -256,7 +256,7 @@ def draw_points(n: int, seed: int, shared: Spread) -> Tensor:
     statistics (docs/results/landmarks.md).
     """
     mean, second = (each / shared.n_samples for each in (shared.sums, shared.products))
-    normal = _orthogonal(normals(seed, n, len(mean)).to(mean.device))
+    normal = _orthogonal(normals(seed, n, len(mean), device=mean.device))
     if second.ndim == 1:
         return mean + normal * (second - mean.square()).clamp_min(0).sqrt()
     return torch.addmm(mean, normal, _root(second - torch.outer(mean, mean)).T)

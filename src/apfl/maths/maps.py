@@ -27,6 +27,7 @@ from apfl.maths.machine import available, n_workers
 
 __all__ = ["ACTIVATIONS", "Activation", "FeatureMap", "normals", "random_map", "raw_map"]
 
+CPU = torch.device("cpu")
 _DRAWN = 2**16  # numbers at a time; smaller blocks have threads wait for each other
 Activation = Literal["relu", "leaky_relu", "gelu", "tanh", "sigmoid", "hardswish", "softshrink", "identity", "cosine"]
 # The paper's eight, in the paper's order; and cosine; each may overwrite its argument.
@@ -150,7 +151,7 @@ def random_map(
         raise InputError(f"a map from {n_in} to {d} features asked for; both must be at least 1")
     if not 0 <= seed < 2**64:
         raise InputError(f"seed {seed} given; it must be a whole number from 0 to 2^64 - 1")
-    have = available(torch.device("cpu"))
+    have = available(CPU)
     if have is not None and 4 * n_in * d > have:
         raise InputError(f"a map from {n_in} to {d} features takes {4 * n_in * d / 1e9:.0f} GB; use a smaller width")
     matrix = torch.empty(n_in, d)
@@ -161,26 +162,37 @@ def random_map(
     return FeatureMap(n_in, matrix, activation, seed, offset, scale, intercept)
 
 
-def normals(seed: int, *shape: int) -> Tensor:
-    """Standard normal variates, float64, that are the same everywhere but for the last digits of scipy's `ndtri`."""
+def normals(seed: int, *shape: int, device: torch.device = CPU) -> Tensor:
+    """Standard normal variates, float64, that are the same everywhere but for the last digits of `ndtri`."""
     drawn = torch.empty(shape, dtype=torch.float64)
-    _draw_normals(seed, drawn)
-    return drawn
+    if device.type != "cuda":
+        _draw_normals(seed, drawn)
+        return drawn.to(device)
+    _draw(drawn, lambda start, n: _uniform(seed, start, n))
+    made: Tensor = torch.special.ndtri(drawn.to(device))
+    return made
 
 
 def _draw_normals(seed: int, into: Tensor, over: float = 1.0) -> None:
-    """Fill a tensor, by blocks that stay in the cache, on all cores."""
+    def normal(start: int, n: int) -> np.ndarray:
+        drawn = _uniform(seed, start, n)
+        ndtri(drawn, out=drawn)
+        drawn /= over
+        return drawn
+
+    _draw(into, normal)
+
+
+def _draw(into: Tensor, numbers: Callable[[int, int], np.ndarray]) -> None:
+    """Fill a tensor, by blocks that stay in the cache, on all cores; ``numbers`` gives so many from a place on."""
     flat = into.view(-1).numpy()
 
     def fill(start: int) -> None:
         stop = min(start + _DRAWN, len(flat))
-        drawn = _uniform(seed, start, stop - start)
-        ndtri(drawn, out=drawn)
-        drawn /= over
-        flat[start:stop] = drawn
+        flat[start:stop] = numbers(start, stop - start)
 
     starts = range(0, len(flat), _DRAWN)
-    workers = n_workers(len(starts), torch.device("cpu"))
+    workers = n_workers(len(starts), CPU)
     if workers == 1:
         for start in starts:
             fill(start)

@@ -77,6 +77,7 @@ MOST_NOISE = 0.01  # left-out accuracy that a second dose of the sketch's noise 
 MOST_ARE_COPIED = 1.5  # clients that hold a row on average; with fewer, the mean is wrong for most rows
 MOST_KEPT = 2**31  # bytes of all clients' mapped rows and their decompositions
 ROWS_ON_A_CORE, ROWS_ON_A_GPU = 1024, 2**18  # that such clients have together; a larger client stands alone
+FEW_ON_A_GPU = 512  # rows of a client whose systems cost a GPU less than it costs to start
 MOST_UNJUDGED = 0.05  # share of rows that cannot be judged beyond which no left-out accuracy is stated
 
 
@@ -336,7 +337,9 @@ def _buckets(sizes: Sequence[int], device: torch.device) -> list[list[int]]:
     """Clients to be worked on at once: as many as the device has use for."""
     if device.type == "cpu":
         return alike(sizes, ROWS_ON_A_CORE, len(sizes))
-    return alike(sizes, ROWS_ON_A_GPU, len(sizes), 2 * ALIKE - 1)  # there few kernels matter more than rows of zeros
+    # There few kernels matter more than rows of zeros, most of all if all clients are small.
+    factor = 4.0 if max(sizes, default=0) <= FEW_ON_A_GPU else 2 * ALIKE - 1
+    return alike(sizes, ROWS_ON_A_GPU, len(sizes), factor)
 
 
 def _units(rows_of: Callable[[int], Rows], bucket: Sequence[int]) -> Iterator[tuple[list[int], Rows]]:
