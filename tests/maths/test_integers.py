@@ -92,9 +92,11 @@ def test_the_chosen_bits_keep_rounding_below_the_smallest_eigenvalue(sizes, d):
     assert error(bits - 2) > HIDDEN * smallest / 1.2
 
 
+@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize(("width", "bits"), [(7, 12), (600, 12), (40, 18)])
-def test_several_clients_at_once_have_the_integers_of_each(width, bits):
-    """Rows are small integers, so that products are exact in single precision and no sum depends on its order."""
+def test_several_clients_at_once_have_the_integers_of_each(width, bits, halves, monkeypatch):
+    """Rows are small integers, so that products are exact in either precision and no sum depends on its order."""
+    monkeypatch.setattr("apfl.maths.integers.multiplies_halves", lambda device: halves)
     rng, c = np.random.default_rng(0), 3
     sizes = [5, 9, 7]
     phis = [torch.from_numpy(rng.integers(-2, 3, (n, width)).astype(np.float32)) for n in sizes]
