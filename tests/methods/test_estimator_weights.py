@@ -148,7 +148,7 @@ def test_what_was_fitted_with_weights_of_classes_is_saved(sites, tmp_path):
         ({}, [1.0, -1.0], "sample weights from -1 to 1 given"),
         ({}, [0.0, 0.0], "not all may be zero"),
         ({}, [1.0, float("nan")], "sample weights from nan to nan given"),
-        ({}, [1.0], r"sample_weight of shape \(1,\) given for 2 rows"),
+        ({}, [1.0], r"sample weights of shape \(1,\) given for 2 rows"),
         ({}, ["a", "b"], "give one number for each row"),
     ],
 )

@@ -44,14 +44,18 @@ def rows() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_scikit_learns_equivalence_of_weights_and_repeated_rows_holds(settings):
-    check_sample_weight_equivalence_on_dense_data("APFLRegressor", APFLRegressor(**settings))
+    class Renamed(APFLRegressor):
+        def fit(self, X, y, sample_weight=None):
+            return super().fit(X, y, weights=sample_weight)
+
+    check_sample_weight_equivalence_on_dense_data("APFLRegressor", Renamed(**settings))
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_a_row_of_weight_two_is_a_row_given_twice_and_one_without_weight_is_absent(rows, settings):
     X, Y, site, weights = rows
     twice = np.repeat(np.arange(120), weights)
-    one = APFLRegressor(**settings).fit(X, Y, site, sample_weight=weights)
+    one = APFLRegressor(**settings).fit(X, Y, site, weights=weights)
     other = APFLRegressor(**settings).fit(X[twice], Y[twice], site[twice])
     blind = APFLRegressor(**settings).fit(X, Y, site)
     atol = 1e-9 if settings["map"] == "linear" else 1e-6  # landmarks amplify the rounding of moments
@@ -95,7 +99,7 @@ def test_the_primary_is_the_central_weighted_ridge(rows):
     """On features standardised by weighted moments, beside scikit-learn's ridge: a constant column is penalised too."""
     X, Y, site, weights = rows
     weights = weights + 0.25
-    model = APFLRegressor(**GIVEN | {"balance": 0.0}).fit(X, Y, site, sample_weight=weights)
+    model = APFLRegressor(**GIVEN | {"balance": 0.0}).fit(X, Y, site, weights=weights)
 
     def standard(rows: np.ndarray) -> np.ndarray:
         mean = np.average(rows, axis=0, weights=weights)
@@ -201,19 +205,19 @@ def test_plain_ridges_of_clients_have_their_weights(rows):
 def test_equal_weights_are_no_weights_and_only_ratios_matter(rows, times):
     X, Y, site, weights = rows
     none = APFLRegressor().fit(X, Y, site)
-    equal = APFLRegressor().fit(X, Y, site, sample_weight=np.full(120, times))
+    equal = APFLRegressor().fit(X, Y, site, weights=np.full(120, times))
     np.testing.assert_allclose(equal.predict(X, site), none.predict(X, site), atol=1e-9)
-    weighted, scaled = (APFLRegressor().fit(X, Y, site, sample_weight=t * (weights + 0.5)) for t in (1.0, times))
+    weighted, scaled = (APFLRegressor().fit(X, Y, site, weights=t * (weights + 0.5)) for t in (1.0, times))
     np.testing.assert_allclose(scaled.predict(X, site), weighted.predict(X, site), atol=1e-9)
-    given = APFLRegressor(**GIVEN).fit(X, Y, site, sample_weight=times * (weights + 0.5))
+    given = APFLRegressor(**GIVEN).fit(X, Y, site, weights=times * (weights + 0.5))
     ridges = {"gamma": 2.0 / times, "beta": 3.0 / times}
-    less = APFLRegressor(**GIVEN | ridges).fit(X, Y, site, sample_weight=weights + 0.5)
+    less = APFLRegressor(**GIVEN | ridges).fit(X, Y, site, weights=weights + 0.5)
     np.testing.assert_allclose(given.predict(X, site), less.predict(X, site), atol=1e-9)
 
 
 def test_a_client_whose_rows_weigh_nothing_is_absent(rows):
     X, Y, site, weights = rows
-    with_one = APFLRegressor().fit(X, Y, site, sample_weight=(weights + 1) * (site == "north"))
+    with_one = APFLRegressor().fit(X, Y, site, weights=(weights + 1) * (site == "north"))
     assert with_one.clients_ == ["north"]
 
 
@@ -223,7 +227,7 @@ def test_rows_that_weigh_little_do_not_lead_astray():
     wrong = np.where(odd, 40 - y, y)
 
     def r2(weights: np.ndarray) -> float:
-        model = APFLRegressor().fit(X[train], wrong[train], site[train], sample_weight=weights[train])
+        model = APFLRegressor().fit(X[train], wrong[train], site[train], weights=weights[train])
         return model.score(X[~train], y[~train], site[~train])
 
     blind, aware, without = (r2(np.where(odd, weight, 1.0)) for weight in (1.0, 0.01, 0.0))
@@ -265,7 +269,7 @@ def test_it_does_not_matter_which_copy_has_the_weight(rows):
     weights = np.concatenate([weights, weights[80:]]) + 0.25
     other = weights.copy()
     other[:40], other[120:] = weights[120:], weights[:40]
-    fits = [APFLRegressor().fit(X, Y, site, sample_weight=each) for each in (weights, other)]
+    fits = [APFLRegressor().fit(X, Y, site, weights=each) for each in (weights, other)]
     np.testing.assert_allclose(fits[0].predict(X, site), fits[1].predict(X, site), atol=1e-9)
 
 
@@ -274,7 +278,7 @@ def test_the_estimator_is_the_simulator_if_rows_are_repeated(rows, weights):
     X, Y, site, times = rows
     twice = np.repeat(np.arange(120), times)
     X, Y, site = X[twice], Y[twice], site[twice]
-    model = APFLRegressor().fit(X, Y, site, sample_weight=weights)
+    model = APFLRegressor().fit(X, Y, site, weights=weights)
     shards = [
         Shard(*(torch.from_numpy(each[site == name]) for each in (X, 0 * twice)),
               targets=torch.from_numpy(Y[site == name]), target="regression")
@@ -364,12 +368,12 @@ def test_errors_that_weigh_are_shared_by_their_ratios():
         ([1.0, -1.0], "sample weights from -1 to 1 given"),
         ([0.0, 0.0], "not all may be zero"),
         ([1e-20, 1e-20], "mean of 1e-20 given"),
-        ([1.0], r"sample_weight of shape \(1,\) given for 2 rows"),
+        ([1.0], r"sample weights of shape \(1,\) given for 2 rows"),
         (["a", "b"], "give one number for each row"),
     ],
 )
 def test_bad_weights_are_refused(weights, reason):
     with pytest.raises(InputError, match=reason):
-        APFLRegressor().fit([[0.0, 1.0], [1.0, 0.0]], [0.5, 1.0], sample_weight=weights)
+        APFLRegressor().fit([[0.0, 1.0], [1.0, 0.0]], [0.5, 1.0], weights=weights)
     with pytest.raises(InputError, match=reason):
         APFLClassifier().fit([[0.0, 1.0], [1.0, 0.0]], [[0, 1], [1, 1]], sample_weight=weights)

@@ -21,11 +21,8 @@ from apfl.maths.regression import DECADES, GAMMAS, Block, choose, fit_client, nu
 from apfl.maths.ridge import total
 from apfl.maths.ridge_cv import plain_ridge
 
-# With given maps and settings it passes (test_number_weights.py). Otherwise copies have one voice in choices.
-NOT_EQUIVALENT = {"check_sample_weight_equivalence_on_dense_data": "a row given twice is judged once"}
 
-
-@parametrize_with_checks([APFLRegressor()], expected_failed_checks=lambda estimator: NOT_EQUIVALENT)
+@parametrize_with_checks([APFLRegressor()])
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 

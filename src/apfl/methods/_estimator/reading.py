@@ -130,11 +130,11 @@ def _numbers(sample_weight: Any, n: int) -> np.ndarray:
     try:
         weights = np.array(sample_weight, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InputError("sample_weight has entries that are no numbers; give one number for each row") from None
+        raise InputError("sample weights have entries that are no numbers; give one number for each row") from None
     if weights.ndim == 0:
         return np.full(n, weights)
     if weights.shape != (n,):
-        raise InputError(f"sample_weight of shape {weights.shape} given for {n} rows; give one number for each row")
+        raise InputError(f"sample weights of shape {weights.shape} given for {n} rows; give one number for each row")
     return weights
 
 

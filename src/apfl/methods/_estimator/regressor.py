@@ -89,17 +89,18 @@ class APFLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: i
         self.unknown = unknown
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, clients: Any = None, groups: Any = None, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, clients: Any = None, groups: Any = None, weights: Any = None) -> Self:
         """Fit from scratch. ``clients`` and ``groups`` as of `APFLClassifier.fit`.
 
-        ``sample_weight`` (n,) weighs the rows in ridges, likelihoods, moments and left-out errors: with a given map and
+        ``weights`` (n,) weigh the rows in ridges, likelihoods, moments and left-out errors: with a given map and
         settings, 2 is a row given twice, and 0 is always a row that is absent. If nothing is fixed, only ratios of
         weights matter. Beside a given ``gamma`` or ``beta``, weights that are twice as large are a ridge half as large.
-        Copies of a client's row are left out together, and judged once, with their mean weight.
+        Copies of a client's row are left out together, and judged once, with their mean weight; of an argument called
+        ``sample_weight`` scikit-learn asks that copies count like a weight in choices, too.
         """
         kinds = self._maps()
         X, y, names = read(self, X, clients, y, reset=True, numbers=True)
-        rows = numbers_by_client(X, y, names, groups, sample_weight)
+        rows = numbers_by_client(X, y, names, groups, weights)
         gamma, weight, beta, balance = (self._number(name) for name in ("gamma", "weight", "beta", "balance"))
         asked = Asked(kinds, self._width(), gamma, weight, beta, balance)
         blend = fit_numbers(list(rows.values()), asked, seed_of(self.random_state))
