@@ -141,8 +141,11 @@ def cost(size: Size, method: APFL | None = None) -> Cost:
     method = method or APFL()
     d = size.width or method.widths(size.rows, size.features)[0]
     n, c = size.own, size.classes
+    full = method.landmarks == "federation" and size.rows >= ROWS_FOR_EACH_COLUMN * size.features
+    moments = size.features if full and method.map == "landmarks" else 0
     return Cost(
-        size, d, traffic(size, method, d), INTERPRETER + of_site(d, n, c), INTERPRETER + of_server(d, c),
+        size, d, traffic(size, method, d),
+        INTERPRETER + of_site(d, n, size.features, c), INTERPRETER + of_server(d, moments, c),
         INTERPRETER + of_run(d, size.rows, 1), _statistics(size, d, method.map == "landmarks"),
         _model(size, d, method), _check(d, c, _leading(d)), _publication(d, c, method),
     )  # fmt: skip

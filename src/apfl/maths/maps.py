@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -168,7 +168,7 @@ def normals(seed: int, *shape: int, device: torch.device = CPU) -> Tensor:
     if device.type != "cuda":
         _draw_normals(seed, drawn)
         return drawn.to(device)
-    _draw(drawn, lambda start, n: _uniform(seed, start, n))
+    _draw(drawn, partial(_uniform, seed))
     made: Tensor = torch.special.ndtri(drawn.to(device))
     return made
 

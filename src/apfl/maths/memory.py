@@ -8,8 +8,8 @@ from __future__ import annotations
 __all__ = ["INTERPRETER", "of_run", "of_server", "of_site"]
 
 INTERPRETER = 500_000_000  # Python with torch
-# From eight measured settings; the server holds the sum, the system, its factor, its band form and room to work.
-SITE_SQUARES, SITE_MAPPED, SERVER_SQUARES = 5, 5, 8
+# From ten measured settings; the server holds the sum, the system, its factor, its band form, moments and room to work.
+SITE_SQUARES, SITE_MAPPED, SITE_POINTS, SERVER_SQUARES, SERVER_MOMENTS = 5, 5, 6, 8, 6
 FIRST_USE, MOST_FIRST = 24_000, 16_000_000  # bytes a column that libraries take when first used, to that many
 
 
@@ -21,15 +21,22 @@ def of_run(width: int, n_rows: int, workers: int) -> int:
     return int(1.125 * (8 * width**2 * (workers + 2) + 4 * width * n_rows))
 
 
-def of_site(width: int, n_rows: int, n_classes: int) -> int:
-    """One site between machines, without the interpreter: squares, its mapped rows, and what it sends, twice."""
-    held = 8 * (SITE_SQUARES * width**2 + SITE_MAPPED * n_rows * width)
+def of_site(width: int, n_rows: int, n_features: int, n_classes: int) -> int:
+    """One site between machines, without the interpreter: squares, its mapped rows, points, and what it sends, twice.
+
+    Points are the landmarks that are agreed on and the site's own, (width, n_features).
+    """
+    held = 8 * width * (SITE_SQUARES * width + SITE_MAPPED * n_rows + SITE_POINTS * n_features)
     return held + 2 * _sent(width, n_classes) + _first_use(width) // 2
 
 
-def of_server(width: int, n_classes: int) -> int:
-    """The server, without the interpreter; it does not grow with the number of sites."""
-    return 2 * _sent(width, n_classes) + 8 * SERVER_SQUARES * width**2 + _first_use(width)
+def of_server(width: int, n_features: int, n_classes: int) -> int:
+    """The server, without the interpreter; it does not grow with the number of sites.
+
+    ``n_features`` are those whose products it draws landmarks from, 0 without them.
+    """
+    squares = SERVER_SQUARES * width**2 + SERVER_MOMENTS * n_features**2
+    return 2 * _sent(width, n_classes) + 8 * squares + _first_use(width)
 
 
 def _first_use(width: int) -> int:
