@@ -148,9 +148,22 @@ def test_a_phone_shows_it_without_sideways_scrolling(opened, width):
 
 def test_links_open_their_federation(opened):
     last = opened.find_elements("css selector", "#federations ~ details")[-1]
+    link = one(opened, f"a[href='#{last.get_attribute('id')}']")
     assert last.get_attribute("open") is None
-    one(opened, f"a[href='#{last.get_attribute('id')}']").click()
-    assert last.get_attribute("open") is not None
+    for _ in range(2):  # the second time the address does not change
+        link.click()
+        assert last.get_attribute("open") is not None
+        opened.execute_script("arguments[0].open = false", last)
+
+
+def test_an_address_with_a_federation_opens_it(opened):
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    last = opened.find_elements("css selector", "#federations ~ details")[-1]
+    opened.execute_script("location.hash = arguments[0]", last.get_attribute("id"))
+    WebDriverWait(opened, 10).until(lambda _: last.get_attribute("open") is not None)  # the event comes when it comes
+    opened.refresh()
+    WebDriverWait(opened, 10).until(lambda page: one(page, "#federations ~ details:last-of-type").get_attribute("open"))
 
 
 def test_nothing_is_said_on_the_console_and_no_request_leaves_the_page(opened):

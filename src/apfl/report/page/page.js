@@ -29,10 +29,11 @@ const show = () => { theme.textContent = dark() ? "Light colours" : "Dark colour
 theme.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; show(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 show();
-// A link to a federation opens it.
-const open = () => { const goal = location.hash.length > 1 && document.getElementById(location.hash.slice(1)); if (goal && goal.tagName === "DETAILS") goal.open = true; };
-addEventListener("hashchange", open);
-open();
+// A link to a federation opens it: at the click, since no event follows a second click on the same link, and at a change of the address.
+const open = (hash) => { const goal = hash.length > 1 && document.getElementById(hash.slice(1)); if (goal && goal.tagName === "DETAILS") goal.open = true; };
+for (const link of document.querySelectorAll("a[href^='#']")) link.addEventListener("click", () => open(link.hash));
+addEventListener("hashchange", () => open(location.hash));
+open(location.hash);
 // Paper cannot be opened: print everything, then close again what was closed.
 let closed = [];
 addEventListener("beforeprint", () => { closed = [...document.querySelectorAll("details:not([open])")]; for (const each of closed) each.open = true; });
