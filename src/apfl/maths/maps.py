@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -24,10 +24,12 @@ from torch.nn import functional
 
 from apfl.errors import InputError, unknown
 from apfl.maths.machine import available, n_workers
+from apfl.maths.philox import uniform_from_philox
 
 __all__ = ["ACTIVATIONS", "Activation", "FeatureMap", "normals", "random_map", "raw_map"]
 
 CPU = torch.device("cpu")
+INSIDE = 0.5**54  # half a step of uniform numbers, which keeps them off 0
 _DRAWN = 2**16  # numbers at a time; smaller blocks have threads wait for each other
 Activation = Literal["relu", "leaky_relu", "gelu", "tanh", "sigmoid", "hardswish", "softshrink", "identity", "cosine"]
 # The paper's eight, in the paper's order; and cosine; each may overwrite its argument.
@@ -164,32 +166,23 @@ def random_map(
 
 def normals(seed: int, *shape: int, device: torch.device = CPU) -> Tensor:
     """Standard normal variates, float64, that are the same everywhere but for the last digits of `ndtri`."""
+    if device.type == "cuda":
+        made: Tensor = torch.special.ndtri(uniform_from_philox(seed, math.prod(shape), device).add_(INSIDE))
+        return made.view(shape)
     drawn = torch.empty(shape, dtype=torch.float64)
-    if device.type != "cuda":
-        _draw_normals(seed, drawn)
-        return drawn.to(device)
-    _draw(drawn, partial(_uniform, seed))
-    made: Tensor = torch.special.ndtri(drawn.to(device))
-    return made
+    _draw_normals(seed, drawn)
+    return drawn.to(device)
 
 
 def _draw_normals(seed: int, into: Tensor, over: float = 1.0) -> None:
-    def normal(start: int, n: int) -> np.ndarray:
-        drawn = _uniform(seed, start, n)
-        ndtri(drawn, out=drawn)
-        drawn /= over
-        return drawn
-
-    _draw(into, normal)
-
-
-def _draw(into: Tensor, numbers: Callable[[int, int], np.ndarray]) -> None:
-    """Fill a tensor, by blocks that stay in the cache, on all cores; ``numbers`` gives so many from a place on."""
+    """Fill a tensor, by blocks that stay in the cache, on all cores."""
     flat = into.view(-1).numpy()
 
     def fill(start: int) -> None:
-        stop = min(start + _DRAWN, len(flat))
-        flat[start:stop] = numbers(start, stop - start)
+        drawn = _uniform(seed, start, min(_DRAWN, len(flat) - start))
+        ndtri(drawn, out=drawn)
+        drawn /= over
+        flat[start : start + _DRAWN] = drawn
 
     starts = range(0, len(flat), _DRAWN)
     workers = n_workers(len(starts), CPU)
@@ -209,5 +202,5 @@ def _uniform(seed: int, start: int, n: int) -> np.ndarray:
     counter, skipped = divmod(start, 4)
     # `random` is the upper 53 bits of a word over 2^53. Unlike `random_raw` it lets other threads draw meanwhile.
     words = np.random.Generator(np.random.Philox(key=seed, counter=counter)).random(skipped + n)[skipped:]
-    words += 0.5**54
+    words += INSIDE
     return words

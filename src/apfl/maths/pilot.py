@@ -135,15 +135,15 @@ class Candidate:
 def pilot_points(scaling: Normaliser, shared: Described, n: int, seed: int) -> Tensor:
     """n points like rows under this normalisation, as far as the moments of single columns tell, (n, l), float64.
 
-    Only their directions matter. If a constant is appended, rows differ in length before they are brought to one.
+    They are made where the moments are. Only their directions matter. If a constant is appended, rows differ in length
+    before they are brought to one.
     """
     of = {"row": shared.row, "columns": shared.features}.get(scaling.how, shared.root)
-    noise = _noise(seed, n, len(of.sums)) * of.variance.sqrt().cpu()
+    noise = _noise(seed, n, len(of.sums), device=of.sums.device) * of.variance.sqrt()
     if scaling.how not in WITH_CONSTANT:
-        return noise + of.mean.cpu()
+        return noise + of.mean
     assert scaling.std is not None
-    constant = torch.full((n, 1), math.sqrt(len(of.sums)), dtype=torch.float64)
-    return torch.cat([noise / scaling.std.cpu(), constant], 1)
+    return torch.cat([noise / scaling.std, noise.new_full((n, 1), math.sqrt(len(of.sums)))], 1)
 
 
 _noise = lru_cache(2)(normals)  # the same for all candidates
