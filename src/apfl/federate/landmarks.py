@@ -18,6 +18,7 @@ from torch import Tensor
 from apfl.errors import InputError
 from apfl.federate.ledger import Ledger
 from apfl.federate.names import check_name
+from apfl.federate.plausible import positive, smallest_eigenvalue
 from apfl.federate.private.agreement import encoding_of
 from apfl.federate.private.landmarks import centred_tensors, draw_centred, expected_centre, open_centred
 from apfl.federate.terms import Terms
@@ -167,13 +168,17 @@ def _check_spread(encoding: SpreadEncoding, integers: np.ndarray) -> None:
     error, length = math.sqrt(width) * step, float(sums.norm())
     allowed = n * (spectral_bound(encoding.rounding, 1, width) + step) + (2 * length + error) * error + 1e-9 * n * most
     if encoding.full:
-        lowest = float(torch.linalg.eigvalsh(n * told.products - torch.outer(sums, sums))[0])
+        covariance = n * told.products - torch.outer(sums, sums)
+        if positive(covariance, allowed):
+            return
+        lowest = smallest_eigenvalue(covariance) - allowed  # which was added
     else:
         lowest = float((n * squares - sums.square()).min())
-    if lowest < -allowed:
-        raise InputError(
-            f"moments that no rows have: a variance of {lowest / n**2:.4g}; rounding explains {-allowed / n**2:.4g}"
-        )
+        if lowest >= -allowed:
+            return
+    raise InputError(
+        f"moments that no rows have: a variance of {lowest / n**2:.4g}; rounding explains {-allowed / n**2:.4g}"
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- landmarks
