@@ -71,8 +71,10 @@ def one(size: Size, folder: Path) -> None:
         outline = server.outline()
         if server.spreading:
             for site in sites:
-                server.spread(site.spread(outline), site.name)
-        agreement = meter("server", server.settle)[1]
+                seconds, data = meter("site", lambda site=site: site.spread(outline))
+                found["site: moments"] += seconds / size.clients
+                server.spread(data, site.name)
+        found["server: landmarks"], agreement = meter("server", server.settle)
         for site in sites:
             site.keep_landmarks(agreement, server.landmarks())
             seconds, data = meter("site", lambda site=site: site.statistics(agreement))
@@ -91,9 +93,9 @@ def one(size: Size, folder: Path) -> None:
             seconds, _ = meter("site", lambda site=site, data=data: site.refine(agreement, data, choice))
             found["site: personal model"] += seconds / size.clients
     for name, seconds in found.items():
-        if seconds:
+        if seconds and told[name]:
             ratio = told[name] / seconds
-            print(f"| {told_size(size)} | {name} | {told[name]:.2f} s | {seconds:.2f} s | {ratio:.2f} |", flush=True)
+            print(f"| {told_size(size)} | {name} | {told[name]:.3f} s | {seconds:.3f} s | {ratio:.2f} |", flush=True)
     for party, memory in (("site", made.site_memory), ("server", made.server_memory)):
         most, peak = memory - INTERPRETER, meter.peak[party]
         sizes = f"{most / 1e6:.0f} MB | {peak / 1e6:.0f} MB"

@@ -6,6 +6,7 @@ federation   the in-process federation with so many clients, through the bytes t
              drawn when it is its turn, so that the process holds the server and one client
 run          what `apfl run` does with so many clients, in memory: training, and the accuracy of every client
 rows         the same with 20 clients and so many rows
+split        the same with the rows of 10,000 clients, split among so many: what clients take, apart from their rows
 
 Clients have 8 to 400 rows, 20 on average (log-normal). Processor seconds of a process of its own for each number, on
 one thread, and its peak memory. An exponent is the slope of a line through the logarithms, after the seconds that the
@@ -28,7 +29,7 @@ from typing import Any
 
 FEATURES, CLASSES, WIDTH = 16, 4, 64
 NAMES = tuple(f"class {k}" for k in range(CLASSES))
-FEW = {"federation": 3, "run": 3, "rows": 400}  # the case whose seconds are those of starting
+FEW = {"federation": 3, "run": 3, "rows": 400, "split": 20}  # the case whose seconds are those of starting
 
 
 def sizes(n_clients: int) -> Any:
@@ -93,12 +94,19 @@ def in_memory(own: Any) -> dict[str, Any]:
     return {"seconds": time.process_time() - start, "rows": int(sum(own))}
 
 
+def split(n_clients: int) -> Any:
+    """The sizes of so many clients with as many rows as 10,000 have, give or take one a client."""
+    own = sizes(n_clients)
+    return (own * (sizes(10_000).sum() / own.sum())).round().astype(int)
+
+
 def one(what: str, n: int) -> None:
     """In a process of its own."""
     import torch
 
     torch.set_num_threads(1)
-    made = federation(n) if what == "federation" else in_memory([n // 20] * 20 if what == "rows" else sizes(n))
+    own = {"rows": lambda n: [n // 20] * 20, "run": sizes, "split": split}
+    made = in_memory(own[what](n)) if what in own else federation(n)
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps({"what": what, "n": n, **made, "peak_bytes": peak}))
 
@@ -136,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="*", default=[100, 1000, 10_000])
     parser.add_argument("--rows", type=int, nargs="*", default=[4000, 16_000, 64_000])
-    parser.add_argument("--what", nargs="*", default=["federation", "run", "rows"])
+    parser.add_argument("--what", nargs="*", default=["federation", "run", "rows", "split"])
     parser.add_argument("--records", type=Path, help="JSON lines to add to, and to read for the fits")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--one", nargs=2)
@@ -158,7 +166,8 @@ def main() -> None:
                 with given.records.open("a") as file:
                     file.write(f"{json.dumps(records[-1])}\n")
     for what in given.what:
-        print(f"{what}: exponent {exponent(records, what):.2f}")
+        if what != "split":  # its rows stay as many
+            print(f"{what}: exponent {exponent(records, what):.2f}")
     if given.plot:
         plot(records, given.plot)
 

@@ -55,9 +55,33 @@ def test_growth():
     assert crowd.server_memory == small.server_memory
     rates = Rates(1e9, 1e9, 1e9, 1e9, 1e9, 1e9)
     one, other = (each.seconds(rates, 100.0) for each in (small, crowd))
-    assert other["server: contributions"] == pytest.approx(100 * one["server: contributions"])
-    assert other["server: publication"] == one["server: publication"]
+    once = rates.seconds(small.agreed_map)
+    assert other["server: contributions"] - once == pytest.approx(100 * (one["server: contributions"] - once))
+    thousand = cost(replace(crowd.size, clients=1990), LANDMARKS).seconds(rates, 100.0)
+    few, some, many = (each["server: publication"] for each in (one, other, thousand))
+    assert many - some == pytest.approx(some - few)  # each contribution is read once more
+    assert some > few
     assert one["network, one site"] == pytest.approx((small.up + small.down) * 8 / 100e6)
+
+
+def test_landmarks_cost_by_where_they_come_from():
+    """Of everyone's products, of the squares alone if rows are few, of nobody's rows, or without a map of landmarks."""
+    rates = Rates(1e9, 1e9, 1e9, 1e9, 1e9, 1e9)
+    size = Size(40_000, 2000, 10, 10, 512)
+    full, few, free, none = (
+        cost(own, replace(method, gamma="auto"))
+        for own, method in (
+            (size, LANDMARKS), (replace(size, rows=4000), LANDMARKS), (size, replace(LANDMARKS, landmarks="free")),
+            (size, RANDOM),
+        )
+    )  # fmt: skip
+    seconds = [own.seconds(rates, 100.0) for own in (full, few, free, none)]
+    moments, landmarks = ([own[name] for own in seconds] for name in ("site: moments", "server: landmarks"))
+    assert moments[0] > 10 * moments[1] > 0 == moments[2] == moments[3]
+    assert landmarks[0] > landmarks[1] > landmarks[2] > landmarks[3] == 0
+    more = cost(replace(size, clients=1000), LANDMARKS).seconds(rates, 100.0)  # whose moments are looked at one by one
+    assert more["server: landmarks"] > 50 * landmarks[0]
+    assert full.server_memory > few.server_memory == free.server_memory > none.server_memory
 
 
 def test_the_command_says_it_in_json_and_refuses(capfd):

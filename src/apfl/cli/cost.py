@@ -17,7 +17,7 @@ from apfl.experiments.cost import cost as cost_of
 from apfl.maths.machine import available
 from apfl.methods import load_method
 from apfl.methods.apfl import APFL
-from apfl.report.units import human_bytes
+from apfl.report.units import human_bytes, human_seconds
 
 __all__ = ["cost"]
 
@@ -63,7 +63,7 @@ def cost(
     table.add_row("memory of the server", human_bytes(made.server_memory))
     table.add_row("memory of `apfl run`, all sites in one process", human_bytes(made.run_memory))
     for name, each in seconds.items():
-        table.add_row(name, f"{each:,.1f} s")
+        table.add_row(name, human_seconds(each))
     out.print(table)
     free = available(torch.device("cpu"))
     if free is not None and max(made.site_memory, made.server_memory) > free:

@@ -17,16 +17,16 @@ import torch
 
 from apfl.errors import InputError
 from apfl.maths.gcv import EIGEN_WIDTH
-from apfl.maths.hat import CLEAR
+from apfl.maths.hat import CLEAR, eigh
 from apfl.maths.integers import statistics_layout
-from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, kernel
+from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, SYNTHETIC, kernel
 from apfl.maths.memory import INTERPRETER, of_run, of_server, of_site
 from apfl.maths.normalise import needs_moments
 from apfl.maths.personalise import width_for
 from apfl.maths.pilot import BITS, CANDIDATES, PilotBytes, n_points, pilot_bytes
 from apfl.maths.ridge import squared
 from apfl.maths.spread_encoding import SpreadEncoding
-from apfl.maths.turning import LEADING
+from apfl.maths.turning import leading
 from apfl.maths.wire import (
     ECHO_BYTES,
     Traffic,
@@ -40,14 +40,22 @@ from apfl.methods.apfl import APFL
 
 __all__ = ["Cost", "Rates", "Size", "cost", "measured_rates", "traffic"]
 
-WIDEST = 2048  # whose rates are measured
+WIDEST, DECOMPOSED, ODD = 2048, 1536, 24  # whose rates are measured
 LEAST = 0.01  # the least beta that is tried, over the mean squared length of a row
-# From measured settings (docs/benchmarks.md): the fingerprint of a row, a normal variate, and the hits of a row, class
-# and beta take as long as so many entries of a kernel. Copies, packing and hashes are beside what is counted. Files and
-# messages take so many seconds.
-ROW, DRAWN, HITS = 4000, 6, 4
-BESIDE = {"statistics": 1.12, "model": 1.16, "contributions": 1.05, "publication": 1.18}
-HANDLED = {"statistics": 0.003, "model": 0.02, "contributions": 0.003, "publication": 0.006}
+# From measured settings (docs/benchmarks.md). As long as so many entries of a kernel take the fingerprint of a row, a
+# normal variate, the hits of a row, class and beta, an entry of a matrix that is rounded and packed, a number of a
+# normalised row, one of U in all that is done with it, and one of d x d in a message that is read. An entry of a band
+# form takes so many operations for its factors of all gamma. Copies, packing and hashes are beside what is counted;
+# files and messages take so many seconds.
+ROW, DRAWN, HITS, PACKED, NORMALISED, PASSES, READ = 4000, 6, 4, 5, 4, 5, 1.5
+BAND = 4500
+BESIDE = {
+    "moments": 1.0, "landmarks": 1.2, "statistics": 1.12, "model": 1.16, "contributions": 1.05, "publication": 1.15,
+}  # fmt: skip
+HANDLED = {
+    "moments": 0.006, "a site's": 0.002, "landmarks": 0.015, "statistics": 0.003, "model": 0.02,
+    "contributions": 0.003, "publication": 0.006,
+}  # fmt: skip
 Operations = Mapping[str, float]  # kind -> how many
 
 
@@ -102,8 +110,11 @@ class Cost:
     site_memory: int
     server_memory: int
     run_memory: int  # of all clients in one process, as `apfl run` has them; the width check goes by it, too
+    moments: Operations  # of a site: what landmarks are drawn from, if that is its rows' moments
+    landmarks: Operations  # of the server: drawing them
     statistics: Operations  # of a site: map, products, the check before sending
     model: Operations  # of a site: left-out rows and refinement
+    agreed_map: Operations  # of the server: the map by which it reads contributions, once
     contribution: Operations  # of the server: the check of one contribution
     publication: Operations  # of the server: gamma, primary, sketch
 
@@ -120,12 +131,19 @@ class Cost:
     def seconds(self, rates: Rates, megabits: float) -> dict[str, float]:
         """Of a site, of the server, and of the server's line if all sites use it one after the other."""
         clients = self.size.clients
+
+        def taken(what: str, operations: Operations) -> float:
+            return HANDLED[what] + BESIDE[what] * rates.seconds(operations) if operations else 0.0
+
         return {
-            "site: statistics": HANDLED["statistics"] + BESIDE["statistics"] * rates.seconds(self.statistics),
-            "site: personal model": HANDLED["model"] + BESIDE["model"] * rates.seconds(self.model),
-            "server: contributions": clients
-            * (HANDLED["contributions"] + BESIDE["contributions"] * rates.seconds(self.contribution)),
-            "server: publication": HANDLED["publication"] + BESIDE["publication"] * rates.seconds(self.publication),
+            "site: moments": taken("moments", self.moments),
+            "server: landmarks": taken("landmarks", self.landmarks)
+            + clients * HANDLED["a site's"] * bool(self.moments),
+            "site: statistics": taken("statistics", self.statistics),
+            "site: personal model": taken("model", self.model),
+            "server: contributions": rates.seconds(self.agreed_map)
+            + clients * taken("contributions", self.contribution),
+            "server: publication": taken("publication", self.publication),
             "network, one site": 8e-6 * (self.up + self.down) / megabits,
             "network, server": 8e-6 * clients * (self.up + self.down) / megabits,
         }
@@ -141,13 +159,16 @@ def cost(size: Size, method: APFL | None = None) -> Cost:
     method = method or APFL()
     d = size.width or method.widths(size.rows, size.features)[0]
     n, c = size.own, size.classes
-    full = method.landmarks == "federation" and size.rows >= ROWS_FOR_EACH_COLUMN * size.features
-    moments = size.features if full and method.map == "landmarks" else 0
+    one_map = method.map == "landmarks"
+    theirs = one_map and method.landmarks == "federation"
+    full = theirs and size.rows >= ROWS_FOR_EACH_COLUMN * size.features
     return Cost(
-        size, d, traffic(size, method, d),
-        INTERPRETER + of_site(d, n, size.features, c), INTERPRETER + of_server(d, moments, c),
-        INTERPRETER + of_run(d, size.rows, 1), _statistics(size, d, method.map == "landmarks"),
-        _model(size, d, method), _check(d, c, _leading(d)), _publication(d, c, method),
+        size, d, traffic(size, method, d), INTERPRETER + of_site(d, n, size.features, c),
+        INTERPRETER + of_server(d, size.features if one_map else 0, c, moments=full),
+        INTERPRETER + of_run(d, size.rows, 1), _moments(size, full) if theirs else {},
+        _landmarks(size, d, full) if one_map else {}, _statistics(size, d, one_map),
+        _model(size, d, method), _one_map(d, size.features) if one_map else {}, _check(d, c),
+        _publication(size, d, method),
     )  # fmt: skip
 
 
@@ -199,28 +220,50 @@ def _pilot(size: Size, method: APFL, dtype: torch.dtype) -> tuple[PilotBytes, in
 # --------------------------------------------------------------------------------------------------- operations
 
 
-def _leading(d: int) -> int:
-    return min(d, max(LEADING, d // 3))
+def _moments(size: Size, full: bool) -> Operations:
+    n, features = size.own, size.features
+    return {"single": n * features**2 * full, "kernel": NORMALISED * n * features + PACKED * features**2 * full}
+
+
+def _landmarks(size: Size, d: int, full: bool) -> Operations:
+    """Points in orthogonal blocks; those that tell mean squares, too. Their kernel, its factor and its coordinates.
+
+    Each site's moments are looked at before, by a factorisation.
+    """
+    features, n, m, each = size.features, d + SYNTHETIC, min(d, size.features), (1 + size.clients) * full
+    one = _one_map(d, features)
+    return {
+        "single": SYNTHETIC * (2 * features * d + d**2 + 2 * leading(d) * d),
+        "double": one["double"] + 3 * n * features * m + 2 * n * features**2 * full,
+        "cholesky": one["cholesky"] + n * m**2 / 3 + features**3 / 3 * each,
+        "kernel": DRAWN * n * features + (SYNTHETIC + d) * d + PACKED * features**2 / 2 * each,
+    }
+
+
+def _one_map(d: int, features: int) -> Operations:
+    """Landmarks become a map: their kernel, its factor, the coordinates in which statistics travel."""
+    r = leading(d)
+    return {"double": 2 * d**2 * features + 2 * d**2 * r + (d - r) * r**2, "cholesky": d**3 / 3 + r**3 / 3}
 
 
 def _statistics(size: Size, d: int, landmarks: bool) -> Operations:
-    n, features, c, r = size.own, size.features, size.classes, _leading(d)
+    n, features, c, r = size.own, size.features, size.classes, leading(d)
     products = 2 * n * features * d + n * d**2 + 2 * n * d * c
     if not landmarks:
         return {"single": 2 * n * features * d, "double": products - 2 * n * features * d, "kernel": n * d / 4}
     turned = n * r**2 + 2 * n * r * (d - r)
-    check = _check(d, c, r)
+    check, one = _check(d, c), _one_map(d, features)
     return {
         "single": products + n * d**2 + turned,
-        "kernel": n * (features + d + ROW) + 5 * d**2 + check["kernel"],  # hashes, packing
-        "double": check["double"] + 2 * d**2 * features + 2 * d**2 * r + (d - r) * r**2,
-        "cholesky": check["cholesky"] + d**3 / 3 + r**3 / 3,
+        "kernel": n * (features + d + ROW) + PACKED * d**2 + check["kernel"],  # hashes, packing
+        "double": check["double"] + one["double"],
+        "cholesky": check["cholesky"] + one["cholesky"],
     }
 
 
-def _check(d: int, c: int, r: int) -> Operations:
+def _check(d: int, c: int) -> Operations:
     """A contribution is looked at by two factorisations."""
-    return {"double": 2 * d**2 * c + 2 * d * r**2, "cholesky": 2 * d**3 / 3, "kernel": 8 * d**2}
+    return {"double": 2 * d**2 * c, "cholesky": 2 * d**3 / 3, "kernel": 12 * d**2}
 
 
 def _model(size: Size, d: int, method: APFL) -> Operations:
@@ -240,7 +283,7 @@ def _model(size: Size, d: int, method: APFL) -> Operations:
         "single": decomposed["single"] + mapped + left_out + _left_out(n, alone, c, betas, 0),
         "double": decomposed["double"] + 2 * m**2 * c + d**2 * c + 2 * alone**2 * features * landmarks,
         "cholesky": (m**3 + min(n, alone) ** 3 + (d**3 + alone**3) * landmarks) / 3,
-        "kernel": n * (2 * m + min(n, alone)) + HITS * n * c * (weights * betas + betas)
+        "kernel": n * (PASSES * m + min(n, alone)) + PASSES * n * d * (n >= d) + HITS * n * c * (weights + 1) * betas
         + landmarks * (2 * n * d + n * alone + drawn),
         "eigen": decomposed["eigen"], "eigen_single": decomposed["eigen_single"],
     }  # fmt: skip
@@ -257,8 +300,13 @@ def _decomposed(n: int, d: int, least: float) -> Operations:
     """
     m, gram, basis = min(n, d), n * d * min(n, d), 2 * n * d**2 if n >= d else 0
     if CLEAR * torch.finfo(torch.float32).eps * n <= least:
-        return {"single": gram + basis, "eigen_single": 9 * m**3}
-    return {"single": gram, "double": basis, "eigen": 9 * m**3}
+        return {"single": gram + basis, "eigen_single": _eigen(m)}
+    return {"single": gram, "double": basis, "eigen": _eigen(m)}
+
+
+def _eigen(m: int) -> float:
+    """Rows and columns of a power of two share places in the cache, which costs a quarter."""
+    return 9 * m**3 * (1.25 if m & (m - 1) == 0 else 1)
 
 
 def _left_out(n: int, d: int, c: int, settings: int, sketch: int) -> float:
@@ -267,13 +315,15 @@ def _left_out(n: int, d: int, c: int, settings: int, sketch: int) -> float:
     return 2 * n * d * (c + sketch) + 2 * n * m * c + settings * 2 * n * m * c + 4 * n * m * sketch
 
 
-def _publication(d: int, c: int, method: APFL) -> Operations:
-    """gamma from half of a decomposition, or from a band form, which takes two thirds of that."""
-    gamma = (9 / 2 if d <= EIGEN_WIDTH else 3) * d**3 if method.gamma == "auto" else 0.0
-    r = _leading(d)
-    turned = 6 * d**2 * r if method.map == "landmarks" else 0.0
+def _publication(size: Size, d: int, method: APFL) -> Operations:
+    """All contributions are read once more and added. gamma from a decomposition, or a band form and its factors."""
+    by_band, chosen = d > EIGEN_WIDTH, method.gamma == "auto"
+    r = leading(d)
+    turned = 4 * r**3 + 4 * (d - r) * r**2 + 2 * (d - r) ** 2 * r if method.map == "landmarks" else 0
     return {
-        "double": turned + 2 * d**2 * (c + method.sketch), "cholesky": d**3 / 3, "eigen": gamma, "kernel": 8 * d**2,
+        "double": turned + 2 * d**2 * (size.classes + method.sketch) + (d + BAND) * d**2 * (chosen and by_band),
+        "cholesky": d**3 / 3, "eigen": _eigen(d) * (chosen and not by_band),
+        "kernel": (8 + READ * size.clients) * d**2,
     }  # fmt: skip
 
 
@@ -289,7 +339,8 @@ def measured_rates(size: int = 1024, clock: Callable[[], float] = time.perf_coun
     rows = torch.randn(size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     single, system = rows.float(), rows.T @ rows + size * torch.eye(size, dtype=torch.float64)
     unit = rows / rows.norm(dim=1, keepdim=True)
-    small = system[: size // 2, : size // 2].contiguous()
+    odd = size - ODD  # as many rows as sites have: no power of two
+    small, wide = system[: min(odd, DECOMPOSED), : min(odd, DECOMPOSED)].contiguous(), system[:odd, :odd].float()
 
     def rate(operations: float, work: Callable[[], Any]) -> float:
         return _rate(operations, work, clock)
@@ -298,8 +349,8 @@ def measured_rates(size: int = 1024, clock: Callable[[], float] = time.perf_coun
         single=rate(size**3, lambda: squared(single)),
         double=rate(size**3, lambda: squared(rows)),
         cholesky=rate(size**3 / 3, lambda: torch.linalg.cholesky(system)),
-        eigen=rate(9 * len(small) ** 3, lambda: torch.linalg.eigh(small)),
-        eigen_single=rate(9 * size**3, lambda: torch.linalg.eigh(system.float())),
+        eigen=rate(9 * len(small) ** 3, lambda: eigh(small)),
+        eigen_single=rate(9 * odd**3, lambda: torch.linalg.eigh(wide)),
         kernel=rate(size**2, lambda: kernel(unit[:, :1].float(), unit[:, :1].float())),
     )
 

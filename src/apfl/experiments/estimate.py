@@ -41,7 +41,7 @@ def told_costs(cells: Sequence[Cell], dataset: Dataset) -> list[str]:
             rates[own.width] = measured_rates(own.width)
         seconds = own.seconds(rates[own.width], 1.0)
         total = n_clients * (seconds["site: statistics"] + seconds["site: personal model"])
-        total += seconds["server: publication"]
+        total += n_clients * seconds["site: moments"] + seconds["server: landmarks"] + seconds["server: publication"]
         told.append(
             f"apfl with {n_clients} clients, width {own.width}: about {total:.1f} s on one core; a client sends "
             f"{own.up / 1e6:.2f} MB at most and receives {own.down / 1e6:.2f} MB"

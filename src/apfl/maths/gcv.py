@@ -31,6 +31,7 @@ import torch
 
 from apfl.errors import InputError
 from apfl.maths.banded import Dense, Shifted, banded
+from apfl.maths.hat import eigh
 from apfl.maths.leaveout import n_repeated
 from apfl.maths.ridge import Statistics
 
@@ -166,7 +167,7 @@ Fits = Callable[[Sequence[float]], Sequence[_Fit | None]]  # of several gammas, 
 
 
 def _by_eigenvalues(stats: Statistics) -> Fits:
-    values, vectors = torch.linalg.eigh(stats.autocorrelation)
+    values, vectors = eigh(stats.autocorrelation)
     indefinite = -float(values[0])  # beyond rounding of sums only if the statistics travelled as integers
     values = values.clamp_min(0)
     squares = (vectors.T @ stats.crosscorrelation).square().sum(1)  # b^2, summed over classes

@@ -8,8 +8,11 @@ from __future__ import annotations
 __all__ = ["INTERPRETER", "of_run", "of_server", "of_site"]
 
 INTERPRETER = 500_000_000  # Python with torch
-# From ten measured settings; the server holds the sum, the system, its factor, its band form, moments and room to work.
-SITE_SQUARES, SITE_MAPPED, SITE_POINTS, SERVER_SQUARES, SERVER_MOMENTS = 5, 5, 6, 8, 6
+# From measured settings (docs/benchmarks.md). The server holds the sum, the system, its factor, its band form and room
+# to work; before that, moments and points, of which it draws those that tell mean squares after the landmarks.
+SITE_SQUARES, SITE_MAPPED, SITE_POINTS = 5, 4.5, 6
+SERVER_SQUARES, SERVER_MOMENTS, SERVER_POINTS = 8, 6, 8
+LEAST_POINTS = 1024
 FIRST_USE, MOST_FIRST = 24_000, 16_000_000  # bytes a column that libraries take when first used, to that many
 
 
@@ -27,20 +30,22 @@ def of_site(width: int, n_rows: int, n_features: int, n_classes: int) -> int:
     Points are the landmarks that are agreed on and the site's own, (width, n_features).
     """
     held = 8 * width * (SITE_SQUARES * width + SITE_MAPPED * n_rows + SITE_POINTS * n_features)
-    return held + 2 * _sent(width, n_classes) + _first_use(width) // 2
+    return int(held) + 2 * _sent(width, n_classes) + _first_use(width, MOST_FIRST // 2)
 
 
-def of_server(width: int, n_features: int, n_classes: int) -> int:
+def of_server(width: int, n_features: int, n_classes: int, *, moments: bool) -> int:
     """The server, without the interpreter; it does not grow with the number of sites.
 
-    ``n_features`` are those whose products it draws landmarks from, 0 without them.
+    ``n_features`` are those of landmarks, 0 without them; ``moments`` whether their products are what it draws from.
     """
-    squares = SERVER_SQUARES * width**2 + SERVER_MOMENTS * n_features**2
-    return 2 * _sent(width, n_classes) + 8 * squares + _first_use(width)
+    points = SERVER_POINTS * max(width, LEAST_POINTS) * n_features
+    drawing = 8 * (points + SERVER_MOMENTS * n_features**2 * moments)
+    publishing = 2 * _sent(width, n_classes) + 8 * SERVER_SQUARES * width**2
+    return max(drawing, publishing) + _first_use(width, MOST_FIRST)
 
 
-def _first_use(width: int) -> int:
-    return min(FIRST_USE * width, MOST_FIRST)
+def _first_use(width: int, most: int) -> int:
+    return min(FIRST_USE * width, most)
 
 
 def _sent(width: int, n_classes: int) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from apfl.maths.triangular import Lower
 
-__all__ = ["Turning", "turning"]
+__all__ = ["Turning", "leading", "turning"]
 
 LEADING = 1024  # columns at least, if there are so many
 _BLOCK = 512  # columns of L at once: nothing stands above its diagonal
@@ -101,10 +101,15 @@ class Turning:
         return self.leading[self.r :].float()
 
 
+def leading(d: int) -> int:
+    """r, the columns of R beside those of the identity."""
+    return min(d, max(LEADING, d // 5))
+
+
 def turning(factor: Tensor) -> Turning:
     """For rows Phi = k(Z, V) L'^-1, from L (d, d)."""
     d = len(factor)
-    r = min(d, max(LEADING, d // 5))
+    r = leading(d)
     moments = torch.cat([factor[b:, b : b + _BLOCK].T @ factor[b:, :r] for b in range(0, d, _BLOCK)]) / d  # C[:, :r]
     first: Tensor = torch.linalg.cholesky(moments[:r])
     return Turning(torch.cat([first, Lower(first).undo(moments[r:])]))
