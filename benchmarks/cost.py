@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,11 +22,14 @@ from typing import Any
 import torch
 
 from apfl.data.federation import Shard
-from apfl.experiments.cost import Size, cost, measured_rates
+from apfl.experiments.cost import RUN, Size, cost, measured_rates
 from apfl.federate import Coordinator, Site, Terms
 from apfl.maths.machine import threads
-from apfl.maths.memory import INTERPRETER
+from apfl.maths.memory import INTERPRETER, of_pilot
+from apfl.maths.pilot import n_points, rows_of_pilot
 from apfl.methods.apfl import APFL
+
+PARTS = ("pilot", "federation", "run")  # the pilot, all that follows it, and everyone in one process
 
 
 class Meter:
@@ -51,23 +55,36 @@ def _status(key: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
 
 
-def one(size: Size, folder: Path) -> None:
-    names = tuple(f"{k:03d}" for k in range(size.classes))
+def drawn(size: Size) -> list[Shard]:
+    """Rows of equally large sites."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(size.classes, size.features, generator=generator)
-    sites = []
-    for k in range(size.clients):
-        labels = torch.arange(size.own) % size.classes
-        rows = centres[labels] + 2 * torch.randn(size.own, size.features, generator=generator)
-        sites.append(Site(folder / "sites", f"s{k}", Shard(rows, labels), names))
-    method = APFL(map="landmarks", d_primary=int(size.width or 0), normalise="row")
-    made = cost(size, method)
-    told = made.seconds(measured_rates(int(size.width or 0), time.process_time), 100.0)
+    labels = torch.arange(size.own) % size.classes
+    return [
+        Shard(centres[labels] + 2 * torch.randn(size.own, size.features, generator=generator), labels)
+        for _ in range(size.clients)
+    ]
+
+
+def one(size: Size, folder: Path, part: str) -> None:
+    """A part in a process of its own, since memory that is held counts for none."""
+    method = APFL(map="landmarks", d_primary=int(size.width or 0), normalise="row" if part == "federation" else "auto")
+    made, clients, meter = cost(size, method), drawn(size), Meter()
+    told = made.seconds(measured_rates(int(size.width or 0)), 100.0)
     found = dict.fromkeys(told, 0.0)
-    meter = Meter()
+    if part == "run":
+        found[RUN], _ = meter("site", lambda: [*method.rounds(clients, size.classes, 0)])
+        told_of(size, told, found, {}, meter)
+        return
+    names = tuple(f"{k:03d}" for k in range(size.classes))
+    sites = [Site(folder / "sites", f"s{k}", shard, names) for k, shard in enumerate(clients)]
     with Coordinator(folder / "server", Terms("f", method=method)) as server:
         for site in sites:
             server.describe(site.describe(server.invitation()), site.name)
+        if part == "pilot":
+            tried(server, sites, meter, found)
+            told_of(size, told, found, _pilot_memory(size), meter)
+            return
         outline = server.outline()
         if server.spreading:
             for site in sites:
@@ -92,12 +109,38 @@ def one(size: Size, folder: Path) -> None:
             data = server.deliver(site.name)
             seconds, _ = meter("site", lambda site=site, data=data: site.refine(agreement, data, choice))
             found["site: personal model"] += seconds / size.clients
-    for name, seconds in found.items():
-        if seconds and told[name]:
-            ratio = told[name] / seconds
-            print(f"| {told_size(size)} | {name} | {told[name]:.3f} s | {seconds:.3f} s | {ratio:.2f} |", flush=True)
-    for party, memory in (("site", made.site_memory), ("server", made.server_memory)):
-        most, peak = memory - INTERPRETER, meter.peak[party]
+    memory = {"site": made.site_memory - INTERPRETER, "server": made.server_memory - INTERPRETER}
+    told_of(size, told, found, memory, meter)
+
+
+def tried(server: Coordinator, sites: list[Site], meter: Meter, found: dict[str, float]) -> None:
+    """The pilot."""
+    found["server: pilot"], trial = meter("server", server.trial)
+    for site in sites:
+        question = server.pilot_question()
+        seconds, data = meter("site", partial(site.pilot, trial, question))
+        found["site: pilot"] += seconds / len(sites)
+        found["server: pilot"] += meter("server", partial(server.pilot_statistics, data, site.name))[0]
+    found["server: pilot"] += meter("server", server.pilot_primaries)[0]
+    for site in sites:
+        seconds, table = meter("site", partial(site.pilot_table, trial, server.pilot_primaries(site.name)))
+        found["site: pilot"] += seconds / len(sites)
+        server.pilot_table(table, site.name)
+
+
+def _pilot_memory(size: Size) -> dict[str, int]:
+    site, server = of_pilot(n_points(size.rows), rows_of_pilot(size.own, size.rows), size.features)
+    return {"site": site, "server": server}
+
+
+def told_of(size: Size, told: dict[str, float], found: dict[str, float], memory: dict[str, int], meter: Meter) -> None:
+    """The lines of the table."""
+    for name, most in told.items():
+        if found[name] and most:
+            ratio = most / found[name]
+            print(f"| {told_size(size)} | {name} | {most:.3f} s | {found[name]:.3f} s | {ratio:.2f} |", flush=True)
+    for party, most in memory.items():
+        peak = meter.peak[party]
         sizes = f"{most / 1e6:.0f} MB | {peak / 1e6:.0f} MB"
         print(f"| {told_size(size)} | {party}: memory over that of Python | {sizes} | {most / peak:.2f} |", flush=True)
 
@@ -111,17 +154,19 @@ def main() -> None:
     for name, default in (("rows", 8000), ("features", 256), ("classes", 10), ("clients", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--widths", type=int, nargs="+", default=[512, 1024])
-    parser.add_argument("--one", action="store_true", help="the first width, in this process")
+    parser.add_argument("--one", choices=PARTS, help="of the first width, in this process")
     given = parser.parse_args()
     if given.one:
         with TemporaryDirectory() as folder, threads(1):
-            one(Size(given.rows, given.features, given.classes, given.clients, given.widths[0]), Path(folder))
+            size = Size(given.rows, given.features, given.classes, given.clients, given.widths[0])
+            one(size, Path(folder), given.one)
         return
     print("| setting | what | model | measured | model / measured |\n| --- | --- | --- | --- | --- |", flush=True)
     for width in given.widths:  # each in a process of its own, whose memory has held nothing before
         names = ("rows", "features", "classes", "clients")
         size = [each for name in names for each in (f"--{name}", str(vars(given)[name]))]
-        subprocess.run([sys.executable, __file__, "--one", *size, "--widths", str(width)], check=True)
+        for part in PARTS:
+            subprocess.run([sys.executable, __file__, "--one", part, *size, "--widths", str(width)], check=True)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from apfl.errors import InputError
-from apfl.experiments.cost import Rates, Size, cost
+from apfl.experiments.cost import RUN, Rates, Size, cost, measured_rates
 from apfl.federate import Site, Terms
 from apfl.federate.inprocess import simulate
 from apfl.maths.wire import ECHO_BYTES
@@ -82,6 +83,42 @@ def test_landmarks_cost_by_where_they_come_from():
     more = cost(replace(size, clients=1000), LANDMARKS).seconds(rates, 100.0)  # whose moments are looked at one by one
     assert more["server: landmarks"] > 50 * landmarks[0]
     assert full.server_memory > few.server_memory == free.server_memory > none.server_memory
+
+
+def test_a_run_does_once_what_sites_do_each():
+    """One process draws one map, checks nobody and compares nobody with going alone. Larger clients cost more a row."""
+    rates, method = Rates(1e9, 1e9, 1e9, 1e9, 1e9, 1e9), replace(LANDMARKS, normalise="row", weight="auto")
+    few, many = (cost(Size(40_000, 256, 10, clients, 2048), method).seconds(rates, 100.0) for clients in (20, 40))
+    sites = few["site: moments"] + few["site: statistics"] + few["site: personal model"]
+    assert 0.2 * 20 * sites < few[RUN] < 0.6 * 20 * sites
+    assert many[RUN] < few[RUN]
+    twice = cost(Size(80_000, 256, 10, 40, 2048), method).seconds(rates, 100.0)
+    assert 1.6 < twice[RUN] / few[RUN] < 2
+
+
+def test_a_pilot_costs_where_there_is_one():
+    rates, size = Rates(1e9, 1e9, 1e9, 1e9, 1e9, 1e9), Size(3000, 512, 10, 3, 64)
+    auto, given = (cost(size, replace(LANDMARKS, normalise=how)) for how in ("auto", "row"))
+    with_one, without = (own.seconds(rates, 100.0) for own in (auto, given))
+    assert with_one["site: pilot"] > 0 < with_one["server: pilot"]
+    assert without["site: pilot"] == without["server: pilot"] == 0
+    assert with_one[RUN] > without[RUN]
+    assert with_one["site: statistics"] == without["site: statistics"]
+    assert auto.site_memory > given.site_memory  # four maps of 512 landmarks take more than one of 64
+    assert auto.server_memory >= given.server_memory
+    crowd = cost(replace(size, rows=300_000, clients=300), replace(LANDMARKS, normalise="auto")).seconds(rates, 100.0)
+    assert crowd["server: pilot"] > 5 * with_one["server: pilot"]
+    assert crowd["site: pilot"] < with_one["site: pilot"]  # of whose rows fewer take part
+
+
+def test_rates_are_those_of_one_thread():
+    torch.set_num_threads(2)
+    try:
+        rates = measured_rates(64)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert all(rate > 0 for rate in vars(rates).values())
 
 
 def test_the_command_says_it_in_json_and_refuses(capfd):

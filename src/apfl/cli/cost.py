@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from apfl.cli.federation import JsonOption, SetOption, method_settings
-from apfl.cli.progress import out
+from apfl.cli.progress import out, spinner
 from apfl.experiments.cost import Size, measured_rates
 from apfl.experiments.cost import cost as cost_of
 from apfl.maths.machine import available
@@ -37,12 +37,15 @@ def cost(
     """Show the bytes, memory and seconds of a federation with `apfl`, before there is one.
 
     Bytes up are the most there can be: integers travel in as few bits as they
-    need, about half. Seconds come from a short measurement of this machine.
+    need, about half. Seconds are those of one core, from a short measurement
+    of this machine.
     """
     method = load_method("apfl", **method_settings(settings))
     assert isinstance(method, APFL)
     made = cost_of(Size(rows, features, classes, clients, width), method)
-    seconds = made.seconds(measured_rates(made.width), megabits)
+    with spinner() as progress:
+        progress.add_task("measuring one core of this machine", total=None)
+        seconds = made.seconds(measured_rates(made.width), megabits)
     told = {
         "width": made.width, "up": {name: n[0] for name, n in made.traffic.up.items()}, "down": made.traffic.down,
         "bytes_up": made.up, "bytes_down": made.down, "site_memory": made.site_memory,
@@ -52,7 +55,7 @@ def cost(
     if as_json:
         out.print(json.dumps(told), soft_wrap=True)
         return
-    title = f"{clients} sites, {rows:,} rows, width {made.width}"
+    title = f"{clients} sites, {rows:,} rows, width {made.width}; times of one core"
     table = Table("", "", box=SIMPLE_HEAD, title=title, show_header=False)
     for name, (n,) in made.traffic.up.items():
         table.add_row(f"a site, up: {name}", human_bytes(n))

@@ -1,7 +1,7 @@
 """What a federation of `apfl` costs before there is one: bytes, memory and seconds for a site, the server, the network.
 
 Bytes come from the one byte counter (`apfl.maths.wire`). Memory is that of the matrices that are held at once. Seconds
-are floating-point operations over the rates of this machine, which a second of measuring tells (`measured_rates`).
+are floating-point operations over the rates of one core, which a second of measuring tells (`measured_rates`).
 All sites are taken to have equally many rows.
 """
 
@@ -20,10 +20,11 @@ from apfl.maths.gcv import EIGEN_WIDTH
 from apfl.maths.hat import CLEAR, eigh
 from apfl.maths.integers import statistics_layout
 from apfl.maths.landmarks import ROWS_FOR_EACH_COLUMN, SYNTHETIC, kernel
-from apfl.maths.memory import INTERPRETER, of_run, of_server, of_site
+from apfl.maths.machine import threads
+from apfl.maths.memory import INTERPRETER, of_pilot, of_run, of_server, of_site
 from apfl.maths.normalise import needs_moments
 from apfl.maths.personalise import width_for
-from apfl.maths.pilot import BITS, CANDIDATES, PilotBytes, n_points, pilot_bytes
+from apfl.maths.pilot import BITS, CANDIDATES, PilotBytes, n_points, pilot_bytes, rows_of_pilot
 from apfl.maths.ridge import squared
 from apfl.maths.spread_encoding import SpreadEncoding
 from apfl.maths.turning import leading
@@ -38,24 +39,26 @@ from apfl.maths.wire import (
 )
 from apfl.methods.apfl import APFL
 
-__all__ = ["Cost", "Rates", "Size", "cost", "measured_rates", "traffic"]
+__all__ = ["RUN", "Cost", "Rates", "Size", "cost", "measured_rates", "traffic"]
 
 WIDEST, DECOMPOSED, ODD = 2048, 1536, 24  # whose rates are measured
 LEAST = 0.01  # the least beta that is tried, over the mean squared length of a row
 # From measured settings (docs/benchmarks.md). As long as so many entries of a kernel take the fingerprint of a row, a
 # normal variate, the hits of a row, class and beta, an entry of a matrix that is rounded and packed, a number of a
-# normalised row, one of U in all that is done with it, and one of d x d in a message that is read. An entry of a band
-# form takes so many operations for its factors of all gamma. Copies, packing and hashes are beside what is counted;
-# files and messages take so many seconds.
-ROW, DRAWN, HITS, PACKED, NORMALISED, PASSES, READ = 4000, 6, 4, 5, 4, 5, 1.5
+# normalised row, one of U in all that is done with it, one of d x d in a message that is read, and one in a pilot's
+# statistics that are kept. An entry of a band form takes so many operations for its factors of all gamma. Copies,
+# packing and hashes are beside what is counted; files and messages take so many seconds.
+ROW, DRAWN, HITS, PACKED, NORMALISED, PASSES, READ, KEPT = 4000, 6, 4, 5, 4, 5, 1.5, 6
 BAND = 4500
 BESIDE = {
-    "moments": 1.0, "landmarks": 1.2, "statistics": 1.12, "model": 1.16, "contributions": 1.05, "publication": 1.15,
+    "pilot": 0.84, "pilot of all": 1.0, "moments": 1.0, "landmarks": 1.2, "statistics": 1.12, "model": 1.16,
+    "contributions": 1.05, "publication": 1.15, "run": 0.9,
 }  # fmt: skip
 HANDLED = {
-    "moments": 0.006, "a site's": 0.002, "landmarks": 0.015, "statistics": 0.003, "model": 0.02,
-    "contributions": 0.003, "publication": 0.006,
+    "pilot": 0.02, "pilot of all": 0.02, "moments": 0.006, "a site's": 0.002, "landmarks": 0.015, "statistics": 0.003,
+    "model": 0.02, "contributions": 0.003, "publication": 0.006, "run": 0.1,
 }  # fmt: skip
+RUN = "`apfl run`, all sites in one process"
 Operations = Mapping[str, float]  # kind -> how many
 
 
@@ -110,6 +113,8 @@ class Cost:
     site_memory: int
     server_memory: int
     run_memory: int  # of all clients in one process, as `apfl run` has them; the width check goes by it, too
+    pilot: Operations  # of a site: statistics and tables of every normalisation, if one is to be chosen
+    pilot_server: Operations  # of the server: the maps, all sites' statistics, the primaries
     moments: Operations  # of a site: what landmarks are drawn from, if that is its rows' moments
     landmarks: Operations  # of the server: drawing them
     statistics: Operations  # of a site: map, products, the check before sending
@@ -117,6 +122,7 @@ class Cost:
     agreed_map: Operations  # of the server: the map by which it reads contributions, once
     contribution: Operations  # of the server: the check of one contribution
     publication: Operations  # of the server: gamma, primary, sketch
+    run: Operations  # of all clients in one process
 
     @property
     def up(self) -> int:
@@ -129,13 +135,16 @@ class Cost:
         return self.traffic.total_down(1)
 
     def seconds(self, rates: Rates, megabits: float) -> dict[str, float]:
-        """Of a site, of the server, and of the server's line if all sites use it one after the other."""
+        """Of one core of a site and of the server, and of the server's line if all sites use it one after the other."""
         clients = self.size.clients
 
         def taken(what: str, operations: Operations) -> float:
             return HANDLED[what] + BESIDE[what] * rates.seconds(operations) if operations else 0.0
 
         return {
+            "site: pilot": taken("pilot", self.pilot),
+            "server: pilot": taken("pilot of all", self.pilot_server)
+            + clients * HANDLED["contributions"] * bool(self.pilot),
             "site: moments": taken("moments", self.moments),
             "server: landmarks": taken("landmarks", self.landmarks)
             + clients * HANDLED["a site's"] * bool(self.moments),
@@ -144,6 +153,7 @@ class Cost:
             "server: contributions": rates.seconds(self.agreed_map)
             + clients * taken("contributions", self.contribution),
             "server: publication": taken("publication", self.publication),
+            RUN: taken("run", self.run),
             "network, one site": 8e-6 * (self.up + self.down) / megabits,
             "network, server": 8e-6 * clients * (self.up + self.down) / megabits,
         }
@@ -162,13 +172,19 @@ def cost(size: Size, method: APFL | None = None) -> Cost:
     one_map = method.map == "landmarks"
     theirs = one_map and method.landmarks == "federation"
     full = theirs and size.rows >= ROWS_FOR_EACH_COLUMN * size.features
+    pilots = one_map and method.normalise == "auto"
+    first = of_pilot(n_points(size.rows), rows_of_pilot(n, size.rows), size.features) if pilots else (0, 0)
+    server = of_server(d, size.features if one_map else 0, c, moments=full)
     return Cost(
-        size, d, traffic(size, method, d), INTERPRETER + of_site(d, n, size.features, c),
-        INTERPRETER + of_server(d, size.features if one_map else 0, c, moments=full),
-        INTERPRETER + of_run(d, size.rows, 1), _moments(size, full) if theirs else {},
-        _landmarks(size, d, full) if one_map else {}, _statistics(size, d, one_map),
-        _model(size, d, method), _one_map(d, size.features) if one_map else {}, _check(d, c),
-        _publication(size, d, method),
+        size, d, traffic(size, method, d),
+        site_memory=INTERPRETER + max(first[0], of_site(d, n, size.features, c)),
+        server_memory=INTERPRETER + max(first[1], server), run_memory=INTERPRETER + of_run(d, size.rows, 1),
+        pilot=_site_pilot(size, method) if pilots else {}, pilot_server=_server_pilot(size, method) if pilots else {},
+        moments=_moments(size, full) if theirs else {},
+        landmarks=_landmarks(size.features, d, size.clients, full) if one_map else {},
+        statistics=_statistics(size, d, one_map), model=_model(size, d, method),
+        agreed_map=_one_map(d, size.features) if one_map else {}, contribution=_check(d, c),
+        publication=_publication(d, c, size.clients, method), run=_run(size, d, method, full, pilots),
     )  # fmt: skip
 
 
@@ -220,17 +236,105 @@ def _pilot(size: Size, method: APFL, dtype: torch.dtype) -> tuple[PilotBytes, in
 # --------------------------------------------------------------------------------------------------- operations
 
 
+def _all(*each: tuple[float, Operations]) -> Operations:
+    """So many times each of these."""
+    kinds = {kind for _, operations in each for kind in operations}
+    return {kind: sum(times * operations.get(kind, 0.0) for times, operations in each) for kind in kinds}
+
+
+def _run(size: Size, d: int, method: APFL, full: bool, pilots: bool) -> Operations:
+    """`apfl run`: what sites and the server do but check each other, with each row mapped and decomposed once."""
+    n, c, k, one_map = size.own, size.classes, size.clients, method.map == "landmarks"
+    each = [(1, _own_sums(n, size.features, d, c, one_map)), (1, _own_table(n, d, c, method, one_map))]
+    once = [(1, _publication(d, c, 0, method))]
+    if one_map:
+        once.append((1, _landmarks(size.features, d, 0, full)))
+        each += (1, _moments(size, full)), (1, {"kernel": n * ROW, "double": d**2 * c})
+    if pilots:
+        w, some = n_points(size.rows), rows_of_pilot(n, size.rows)
+        times = len(CANDIDATES)
+        each += (times, _own_sums(some, size.features, w, c, True)), (times, _own_table(some, w, c, method, True, 1))
+        once += (times, _pilot_map(size)), (1, _noise(size)), (times, _publication(w, c, 0, method))
+    return _all((k, _all(*each)), *once)
+
+
+def _own_sums(n: int, features: int, d: int, c: int, landmarks: bool) -> Operations:
+    """Of one client: its rows are mapped, and their statistics made."""
+    if not landmarks:
+        return {"single": 2 * n * features * d, "double": n * d**2 + 2 * n * d * c, "kernel": n * d / 4}
+    r = leading(d)
+    turned = n * r**2 + 2 * n * r * (d - r)
+    return {
+        "single": _mapped(n, features, d, True) + turned + n * d**2 + 2 * n * d * c,
+        "kernel": n * (features + d) + PACKED * d**2,
+    }
+
+
+def _own_table(n: int, d: int, c: int, method: APFL, landmarks: bool, weights: int | None = None) -> Operations:
+    """Of one client: its rows are decomposed and left out, hits are counted, its refinement is solved."""
+    m, betas = min(n, d), len(method.choice.grid(1.0).betas)
+    weights = weights or len(method.choice.weights)
+    hits = PASSES * (m + d * (n >= d)) + HITS * c * weights * betas
+    scores = {
+        "single": _left_out(n, d, c, weights * betas, method.sketch) + (0 if landmarks else 2 * n * d**2),
+        "double": 2 * m**2 * c, "kernel": n * hits,
+    }  # fmt: skip
+    return _all((1, scores), (1, _decomposed(n, d, LEAST)))
+
+
+def _site_pilot(size: Size, method: APFL) -> Operations:
+    """The maps of the candidates, twice; their statistics; their tables."""
+    n, d, c = rows_of_pilot(size.own, size.rows), n_points(size.rows), size.classes
+    betas = len(method.choice.grid(1.0).betas)
+    statistics = {
+        "single": _mapped(n, size.features, d, True) + 2 * n * d**2 + 2 * n * d * c,
+        "kernel": n * (size.features + d) + PACKED * d**2,
+    }
+    table = {
+        "single": _mapped(n, size.features, d, True) + _left_out(n, d, c, betas, method.sketch),
+        "kernel": n * (size.features + d + PASSES * min(n, d)) + HITS * n * c * betas,
+    }
+    tried = (2, _pilot_map(size)), (1, statistics), (1, table), (1, _decomposed(n, d, LEAST))
+    return _all(*((len(CANDIDATES) * times, operations) for times, operations in tried), (1, _noise(size)))
+
+
+def _server_pilot(size: Size, method: APFL) -> Operations:
+    """The maps of the candidates, the check of all statistics, the primaries."""
+    d = n_points(size.rows)
+    kept = {"kernel": KEPT * d**2}
+    tried = (
+        (1, _pilot_map(size)), (size.clients, _check(d, size.classes)), (size.clients, kept),
+        (1, _publication(d, size.classes, size.clients, method)),
+    )  # fmt: skip
+    return _all(*((len(CANDIDATES) * times, operations) for times, operations in tried), (1, _noise(size)))
+
+
+def _noise(size: Size) -> Operations:
+    """Normal variates, the same for all candidates."""
+    return {"kernel": DRAWN * (n_points(size.rows) + SYNTHETIC) * size.features}
+
+
+def _pilot_map(size: Size) -> Operations:
+    """That of one candidate, and what tells mean squares."""
+    d, features = n_points(size.rows), size.features
+    points = {
+        "single": SYNTHETIC * (2 * features * d + d**2 + 2 * leading(d) * d),
+        "kernel": (d + SYNTHETIC) * (features + d),
+    }
+    return _all((1, points), (1, _one_map(d, features)))
+
+
 def _moments(size: Size, full: bool) -> Operations:
     n, features = size.own, size.features
     return {"single": n * features**2 * full, "kernel": NORMALISED * n * features + PACKED * features**2 * full}
 
 
-def _landmarks(size: Size, d: int, full: bool) -> Operations:
+def _landmarks(features: int, d: int, clients: int, full: bool) -> Operations:
     """Points in orthogonal blocks; those that tell mean squares, too. Their kernel, its factor and its coordinates.
 
     Each site's moments are looked at before, by a factorisation.
     """
-    features, n, m, each = size.features, d + SYNTHETIC, min(d, size.features), (1 + size.clients) * full
+    n, m, each = d + SYNTHETIC, min(d, features), (1 + clients) * full
     one = _one_map(d, features)
     return {
         "single": SYNTHETIC * (2 * features * d + d**2 + 2 * leading(d) * d),
@@ -315,53 +419,50 @@ def _left_out(n: int, d: int, c: int, settings: int, sketch: int) -> float:
     return 2 * n * d * (c + sketch) + 2 * n * m * c + settings * 2 * n * m * c + 4 * n * m * sketch
 
 
-def _publication(size: Size, d: int, method: APFL) -> Operations:
+def _publication(d: int, c: int, clients: int, method: APFL) -> Operations:
     """All contributions are read once more and added. gamma from a decomposition, or a band form and its factors."""
     by_band, chosen = d > EIGEN_WIDTH, method.gamma == "auto"
     r = leading(d)
     turned = 4 * r**3 + 4 * (d - r) * r**2 + 2 * (d - r) ** 2 * r if method.map == "landmarks" else 0
     return {
-        "double": turned + 2 * d**2 * (size.classes + method.sketch) + (d + BAND) * d**2 * (chosen and by_band),
+        "double": turned + 2 * d**2 * (c + method.sketch) + (d + BAND) * d**2 * (chosen and by_band),
         "cholesky": d**3 / 3, "eigen": _eigen(d) * (chosen and not by_band),
-        "kernel": (8 + READ * size.clients) * d**2,
+        "kernel": (8 + READ * clients) * d**2,
     }  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------- rates
 
 
-def measured_rates(size: int = 1024, clock: Callable[[], float] = time.perf_counter) -> Rates:
-    """This machine's rates by this clock, from operations of this width: about a second up to 1024, then three.
+def measured_rates(size: int = 1024) -> Rates:
+    """This machine's rates on one core, from operations of this width: about a second up to 1024, then four.
 
-    Small matrices are factorised at a fraction of the rate of large ones; beyond `WIDEST` they are alike.
+    Small matrices are factorised at a fraction of the rate of large ones; beyond `WIDEST` they are alike. Processor
+    seconds of one thread are told: of several on a busy machine, each waits for the last, and rates come out ten times
+    too low.
     """
     size = max(64, min(size, WIDEST))
-    rows = torch.randn(size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    single, system = rows.float(), rows.T @ rows + size * torch.eye(size, dtype=torch.float64)
-    unit = rows / rows.norm(dim=1, keepdim=True)
-    odd = size - ODD  # as many rows as sites have: no power of two
-    small, wide = system[: min(odd, DECOMPOSED), : min(odd, DECOMPOSED)].contiguous(), system[:odd, :odd].float()
-
-    def rate(operations: float, work: Callable[[], Any]) -> float:
-        return _rate(operations, work, clock)
-
-    return Rates(
-        single=rate(size**3, lambda: squared(single)),
-        double=rate(size**3, lambda: squared(rows)),
-        cholesky=rate(size**3 / 3, lambda: torch.linalg.cholesky(system)),
-        eigen=rate(9 * len(small) ** 3, lambda: eigh(small)),
-        eigen_single=rate(9 * odd**3, lambda: torch.linalg.eigh(wide)),
-        kernel=rate(size**2, lambda: kernel(unit[:, :1].float(), unit[:, :1].float())),
-    )
+    with threads(1):
+        rows = torch.randn(size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        single, system = rows.float(), rows.T @ rows + size * torch.eye(size, dtype=torch.float64)
+        unit = rows / rows.norm(dim=1, keepdim=True)
+        odd = size - ODD  # as many rows as sites have: no power of two
+        small, wide = system[: min(odd, DECOMPOSED), : min(odd, DECOMPOSED)].contiguous(), system[:odd, :odd].float()
+        return Rates(
+            single=_rate(size**3, lambda: squared(single)),
+            double=_rate(size**3, lambda: squared(rows)),
+            cholesky=_rate(size**3 / 3, lambda: torch.linalg.cholesky(system)),
+            eigen=_rate(9 * len(small) ** 3, lambda: eigh(small)),
+            eigen_single=_rate(9 * odd**3, lambda: torch.linalg.eigh(wide)),
+            kernel=_rate(size**2, lambda: kernel(unit[:, :1].float(), unit[:, :1].float())),
+        )
 
 
-def _rate(operations: float, work: Callable[[], Any], clock: Callable[[], float]) -> float:
-    start = clock()
-    work()
-    best = math.inf
-    first = clock() - start
-    for _ in range(5 if first < 0.1 else 2 if first < 0.5 else 1):
-        start = clock()
+def _rate(operations: float, work: Callable[[], Any]) -> float:
+    def taken() -> float:
+        start = time.process_time()
         work()
-        best = min(best, clock() - start)
-    return operations / best
+        return time.process_time() - start
+
+    first = taken()
+    return operations / min(taken() for _ in range(5 if first < 0.1 else 2 if first < 0.5 else 1))

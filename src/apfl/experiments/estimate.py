@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from apfl.data.federation import Dataset
 from apfl.data.protocol import Protocol
 from apfl.experiments.cells import Cell
-from apfl.experiments.cost import Rates, Size, cost, measured_rates
+from apfl.experiments.cost import RUN, Rates, Size, cost, measured_rates
 from apfl.experiments.tuning import grid
 from apfl.maths.memory import INTERPRETER, of_run
 from apfl.methods._training import Training
 from apfl.methods.apfl import APFL
+from apfl.report.units import human_seconds
 
 __all__ = ["peak_bytes", "told_costs"]
 
@@ -39,11 +40,9 @@ def told_costs(cells: Sequence[Cell], dataset: Dataset) -> list[str]:
         )
         if own.width not in rates:
             rates[own.width] = measured_rates(own.width)
-        seconds = own.seconds(rates[own.width], 1.0)
-        total = n_clients * (seconds["site: statistics"] + seconds["site: personal model"])
-        total += n_clients * seconds["site: moments"] + seconds["server: landmarks"] + seconds["server: publication"]
+        time = human_seconds(own.seconds(rates[own.width], 1.0)[RUN])
         told.append(
-            f"apfl with {n_clients} clients, width {own.width}: about {total:.1f} s on one core; a client sends "
+            f"apfl with {n_clients} clients, width {own.width}: about {time} on one core; a client sends "
             f"{own.up / 1e6:.2f} MB at most and receives {own.down / 1e6:.2f} MB"
         )
     return told

@@ -5,14 +5,14 @@ A matrix of width x width in double precision is a square here, one of rows x wi
 
 from __future__ import annotations
 
-__all__ = ["INTERPRETER", "of_run", "of_server", "of_site"]
+__all__ = ["INTERPRETER", "of_pilot", "of_run", "of_server", "of_site"]
 
 INTERPRETER = 500_000_000  # Python with torch
 # From measured settings (docs/benchmarks.md). The server holds the sum, the system, its factor, its band form and room
 # to work; before that, moments and points, of which it draws those that tell mean squares after the landmarks.
 SITE_SQUARES, SITE_MAPPED, SITE_POINTS = 5, 4.5, 6
 SERVER_SQUARES, SERVER_MOMENTS, SERVER_POINTS = 8, 6, 8
-LEAST_POINTS = 1024
+PILOT_SQUARES, PILOT_MAPPED, PILOT_POINTS, PILOT_SUMS, LEAST_POINTS = 36, 3.5, 5.5, 18, 1024
 FIRST_USE, MOST_FIRST = 24_000, 16_000_000  # bytes a column that libraries take when first used, to that many
 
 
@@ -31,6 +31,17 @@ def of_site(width: int, n_rows: int, n_features: int, n_classes: int) -> int:
     """
     held = 8 * width * (SITE_SQUARES * width + SITE_MAPPED * n_rows + SITE_POINTS * n_features)
     return int(held) + 2 * _sent(width, n_classes) + _first_use(width, MOST_FIRST // 2)
+
+
+def of_pilot(width: int, n_rows: int, n_features: int) -> tuple[int, int]:
+    """One site and the server in the pilot, without the interpreter: the maps of all candidates, rows, points, sums.
+
+    ``n_rows`` are those of the site that take part.
+    """
+    points = PILOT_POINTS * (width + LEAST_POINTS) * n_features
+    held = 8 * (PILOT_SQUARES * width**2 + PILOT_MAPPED * n_rows * width + points)
+    used = _first_use(width, MOST_FIRST // 2)
+    return int(held) + used, 8 * PILOT_SUMS * width**2 + used
 
 
 def of_server(width: int, n_features: int, n_classes: int, *, moments: bool) -> int:
