@@ -12,7 +12,6 @@ from apfl.experiments.tuning import grid
 from apfl.maths.memory import INTERPRETER, of_run
 from apfl.methods._training import Training
 from apfl.methods.apfl import APFL
-from apfl.report.units import human_seconds
 
 __all__ = ["peak_bytes", "told_costs"]
 
@@ -40,9 +39,9 @@ def told_costs(cells: Sequence[Cell], dataset: Dataset) -> list[str]:
         )
         if own.width not in rates:
             rates[own.width] = measured_rates(own.width)
-        time = human_seconds(own.seconds(rates[own.width], 1.0)[RUN])
+        seconds = own.seconds(rates[own.width], 1.0)[RUN]
         told.append(
-            f"apfl with {n_clients} clients, width {own.width}: about {time} on one core; a client sends "
+            f"apfl with {n_clients} clients, width {own.width}: about {seconds:.1f} s on one core; a client sends "
             f"{own.up / 1e6:.2f} MB at most and receives {own.down / 1e6:.2f} MB"
         )
     return told
