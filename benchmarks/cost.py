@@ -22,7 +22,9 @@ from typing import Any
 import torch
 
 from apfl.data.federation import Shard
-from apfl.experiments.cost import RUN, Size, cost, measured_rates
+from apfl.experiments.cost import RUN, cost
+from apfl.experiments.operations import Size
+from apfl.experiments.rates import measured_rates
 from apfl.federate import Coordinator, Site, Terms
 from apfl.maths.machine import threads
 from apfl.maths.memory import INTERPRETER, of_pilot

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from apfl.errors import InputError
-from apfl.experiments.cost import RUN, Rates, Size, cost, measured_rates
+from apfl.experiments.cost import RUN, cost
+from apfl.experiments.operations import Size
+from apfl.experiments.rates import Rates, measured_rates
 from apfl.federate import Site, Terms
 from apfl.federate.inprocess import simulate
 from apfl.maths.wire import ECHO_BYTES

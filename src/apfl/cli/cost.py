@@ -12,8 +12,9 @@ from rich.table import Table
 
 from apfl.cli.federation import JsonOption, SetOption, method_settings
 from apfl.cli.progress import out, spinner
-from apfl.experiments.cost import Size, measured_rates
 from apfl.experiments.cost import cost as cost_of
+from apfl.experiments.operations import Size
+from apfl.experiments.rates import measured_rates
 from apfl.maths.machine import available
 from apfl.methods import load_method
 from apfl.methods.apfl import APFL

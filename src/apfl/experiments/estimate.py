@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from apfl.data.federation import Dataset
 from apfl.data.protocol import Protocol
 from apfl.experiments.cells import Cell
-from apfl.experiments.cost import RUN, Rates, Size, cost, measured_rates
+from apfl.experiments.cost import RUN, cost
+from apfl.experiments.operations import Size
+from apfl.experiments.rates import Rates, measured_rates
 from apfl.experiments.tuning import grid
 from apfl.maths.memory import INTERPRETER, of_run
 from apfl.methods._training import Training
