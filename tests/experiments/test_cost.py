@@ -14,6 +14,8 @@ from apfl.experiments.operations import Size
 from apfl.experiments.rates import Rates, measured_rates
 from apfl.federate import Site, Terms
 from apfl.federate.inprocess import simulate
+from apfl.maths.landmarks import SYNTHETIC
+from apfl.maths.memory import LEAST_POINTS
 from apfl.maths.wire import ECHO_BYTES
 from apfl.methods.apfl import APFL
 from tests.commands import here
@@ -111,6 +113,10 @@ def test_a_pilot_costs_where_there_is_one():
     crowd = cost(replace(size, rows=300_000, clients=300), replace(LANDMARKS, normalise="auto")).seconds(rates, 100.0)
     assert crowd["server: pilot"] > 5 * with_one["server: pilot"]
     assert crowd["site: pilot"] < with_one["site: pilot"]  # of whose rows fewer take part
+
+
+def test_memory_knows_how_many_points_are_drawn():
+    assert LEAST_POINTS == SYNTHETIC
 
 
 def test_rates_are_those_of_one_thread():

@@ -39,8 +39,7 @@ LEAST = 0.01  # the least beta that is tried, over the mean squared length of a 
 # From measured settings (docs/benchmarks.md). As long as so many entries of a kernel take the fingerprint of a row, a
 # normal variate, the hits of a row, class and beta, an entry of a matrix that is rounded and packed, a number of a
 # normalised row, one of U in all that is done with it, one of d x d in a message that is read, and one in a pilot's
-# statistics that are kept. An entry of a band form takes so many operations for its factors of all gamma. Copies,
-# packing and hashes are beside what is counted; files and messages take so many seconds.
+# statistics that are kept. An entry of a band form takes so many operations for its factors of all gamma.
 ROW, DRAWN, HITS, PACKED, NORMALISED, PASSES, READ, KEPT = 4000, 6, 4, 5, 4, 5, 1.5, 6
 BAND = 4500
 

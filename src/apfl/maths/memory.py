@@ -12,7 +12,8 @@ INTERPRETER = 500_000_000  # Python with torch
 # to work; before that, moments and points, of which it draws those that tell mean squares after the landmarks.
 SITE_SQUARES, SITE_MAPPED, SITE_POINTS = 5, 4.5, 6
 SERVER_SQUARES, SERVER_MOMENTS, SERVER_POINTS = 8, 6, 8
-PILOT_SQUARES, PILOT_MAPPED, PILOT_POINTS, PILOT_SUMS, LEAST_POINTS = 36, 3.5, 5.5, 18, 1024
+PILOT_SQUARES, PILOT_MAPPED, PILOT_POINTS, PILOT_SUMS = 36, 3.5, 5.5, 18
+LEAST_POINTS = 1024  # `landmarks.SYNTHETIC`, which stands above this in the order of imports
 FIRST_USE, MOST_FIRST = 24_000, 16_000_000  # bytes a column that libraries take when first used, to that many
 
 

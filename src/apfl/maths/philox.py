@@ -4,8 +4,8 @@
     (h0, l0) = M0 * c0,   (h1, l1) = M1 * c2          128 bits each, above and below
     counter <- (h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0),  key <- key + W,  ten times
 
-torch has no such words: the upper half of a product of 64 bits comes from four products of 32. On a GPU the numbers of
-5,120 landmarks take milliseconds; drawn on a CPU they must cross over, too.
+torch has no such words: the upper half of a product of 64 bits comes from four products of 32. What is drawn on a GPU
+need not be copied there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["uniform_from_philox"]
 MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)  # of the key
 ROUNDS, WORDS = 10, 4  # of a counter
-AT_ONCE = 2**24  # numbers, so that what they are made from takes a gigabyte
+AT_ONCE = 2**24  # numbers, of whole counters, so that what they are made from takes less than a gigabyte
 LOWER = 2**32 - 1
 
 
